@@ -1,0 +1,36 @@
+"""What leaves the engine: per round, what each row committed. Integers only, no arrays."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dflash_core.request import RowId, WindowId
+
+FinishReason = Literal["stop", "length", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowProgress:
+    """One row in one round. ``tokens`` are the accepted drafts and the bonus, after budget and stop."""
+
+    row_id: RowId
+    tokens: tuple[int, ...]
+    drafted: int
+    walked: int  # leading drafts that equal the target's own choice
+    accepted: int  # drafts kept by the policy (bonus not counted)
+    finish: FinishReason | None = None
+    error: str | None = None  # only with finish == "error": a sentence for the client
+    error_kind: str | None = None  # only with finish == "error": a kind of dflash_core.errors
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """One step of a window: at most one prefill chunk and one round."""
+
+    window_id: WindowId
+    round_index: int  # rounds played by this window, this one included
+    width: int  # block width K; 0 when the step only prefilled
+    rows: tuple[RowProgress, ...]
+    live_rows: int  # rows in the round
+    prefilling_rows: int  # rows not yet in a round
+    prefilled_tokens: int = 0  # prompt tokens run in this step
+    seconds: dict[str, float] = field(default_factory=dict)  # by phase: prefill, draft, verify, commit
