@@ -1,0 +1,188 @@
+"""The seam between the edges (HTTP, gRPC) and the router.
+
+An edge parses what a client sent into a ``Generation`` and reads ``Event``s back; the router implements
+``Backend``. What has not been validated and tokenised is another type, so it cannot get in. Nothing here
+knows JSON, sockets or Ray.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NewType, Protocol
+
+from deployments.telemetry import Snapshot
+from dflash_core.request import Sampling
+
+GenerationId = NewType("GenerationId", str)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How the client wants its answer; without influence on which tokens come."""
+
+    stream: bool = False
+    include_usage: bool = False  # a last chunk with the usage
+    continuous_usage: bool = False  # running usage in every chunk
+    return_token_ids: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A request that can be played: validated, tokenised, every default filled in."""
+
+    id: GenerationId  # unique; also the ``id`` of the answer
+    model: str  # the served name or alias that the client used
+    prompt_ids: tuple[int, ...]  # at least one; together with max_tokens it fits the context
+    max_tokens: int  # at least one
+    sampling: Sampling  # the seed is drawn already if the client gave none
+    stop_token_ids: frozenset[int]  # the model's own end tokens are in, unless the client ignores them
+    stop_strings: tuple[str, ...]  # none is empty; not part of the text that comes back
+    deadline_s: float  # seconds that the request may take, from its arrival
+    delivery: Delivery = field(default_factory=Delivery)
+    request_id: str = ""  # the client's or our correlation id, for logs and spans
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counts of one request up to now. All grow; ``accepted`` is without the bonus token."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    walked: int = 0
+    accepted: int = 0
+
+    @property
+    def mean_accept(self) -> float:
+        """Accepted drafts per round, 0 before the first."""
+        return self.accepted / self.rounds if self.rounds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The row has a place in a window. Comes again if the row had to move to another one."""
+
+    window: str
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextTokens:
+    """What one round gave the client.
+
+    ``text`` may lag behind ``token_ids``: a half character or the possible start of a stop string is held
+    back until it is sure. Either may be empty, not both.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last event of a request that went well. A failure is an exception of ``dflash_core.errors``."""
+
+    finish_reason: Literal["stop", "length"]
+    usage: Usage
+    stop_reason: int | str | None = None  # the token id or string that stopped it; None: end token, length
+
+
+Event = Started | TextTokens | Ended
+
+
+class Tokenizer(Protocol):
+    """The part of ``dflash_core.text.tokenizer.Tokenizer`` that an edge uses."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids; every valid id is below."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end an answer."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a plain text."""
+        ...
+
+    def apply_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        """Ids of a conversation rendered by the model's chat template."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What applies when a client leaves a sampling field out."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+    @classmethod
+    def of_generation_config(cls, config: Mapping[str, object]) -> "SamplingDefaults":
+        """Read a ``generation_config.json``; ``do_sample: false`` means temperature 0."""
+
+        def number(key: str, default: float) -> float:
+            value = config.get(key)
+            return default if value is None or not isinstance(value, (int, float)) else float(value)
+
+        return cls(
+            temperature=0.0 if config.get("do_sample") is False else number("temperature", 1.0),
+            top_p=number("top_p", 1.0),
+            top_k=max(0, int(number("top_k", 0))),
+            min_p=number("min_p", 0.0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """Facts of the served model that an edge needs and shows."""
+
+    names: tuple[str, ...]  # the first is the model's name, the others are aliases
+    created: int  # unix seconds
+    max_context: int  # prompt and output together, in tokens
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    drafter: str | None = None
+    block_size: int = 1  # widest block, the anchor included
+    owned_by: str = "dflash-serve"
+
+
+class Backend(Protocol):
+    """What plays a ``Generation``: the router, or a stub in tests."""
+
+    @property
+    def model_card(self) -> ModelCard:
+        """The model served here."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """A tokenizer for the edge alone: it runs on the edge's own thread, so nobody else may share it."""
+        ...
+
+    def generate(self, generation: Generation) -> AsyncGenerator[Event, None]:
+        """Play a request: ``Started``, any number of ``TextTokens``, one ``Ended``; or an error is raised.
+
+        ``QueueFull`` and ``Unavailable`` come before the first event. Closing the generator means that the
+        client went away: its row is gone by the next round.
+        """
+        ...
+
+    async def health(self) -> Mapping[str, object]:
+        """State for ``/health``; ``status`` is ``ok``, ``loading`` or ``draining``, the rest is free."""
+        ...
+
+    async def snapshot(self) -> Sequence[Snapshot]:
+        """Statistics, one per engine."""
+        ...
