@@ -1,0 +1,127 @@
+# make serve      serve the embedded pair on 127.0.0.1:8000
+# make test       run the tests                                   (ARGS='-k window' goes to pytest)
+# make check      format, lint, types, import contracts, spelling
+# make fix        rewrite what the formatter and the linter can repair
+# make bench      run the benchmarks
+# make venv       make the environment alone                      (BACKEND=cuda13 makes the CUDA one)
+# make clean      remove environments and build products
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help venv serve test check format lint types imports spelling fix bench wheel clean system
+
+HOST ?= 127.0.0.1
+HTTP_PORT ?= 8000
+ARGS ?=
+
+# mlx-cpu and mlx-cuda-13 install the same library file, so each backend has an environment of its own.
+# `default` is Metal on macOS and the CPU on Linux.
+BACKEND ?= default
+ifeq ($(BACKEND),default)
+VENV ?= .venv
+SYNC_BACKEND :=
+EXPORT_BACKEND :=
+else ifeq ($(BACKEND),cuda13)
+VENV ?= .venv-cuda13
+SYNC_BACKEND := --group cuda13 --no-install-package mlx-cpu
+EXPORT_BACKEND := --group cuda13 --no-emit-package mlx-cpu
+else
+$(error BACKEND is '$(BACKEND)', expected default or cuda13)
+endif
+BIN := $(VENV)/bin
+
+# The first of these that is 3.11, 3.12 or 3.13; PYTHON=... overrides.
+IS_SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c '$(IS_SUPPORTED)' 2>/dev/null && echo $$p && break; done)
+
+# uv from the machine, else one of our own beside the build products.
+UV = $(shell uv --version >/dev/null 2>&1 && echo uv || echo build/uv/bin/uv)
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+venv: $(VENV)/.run
+
+# Three sizes of one environment: to run, to test, to develop. What was added by hand stays in it.
+EXTRAS_run :=
+EXTRAS_test := --extra test
+EXTRAS_dev := --extra test --group dev
+
+$(VENV)/.run $(VENV)/.test $(VENV)/.dev: pyproject.toml uv.lock | system
+	$(call need-python)
+	@mkdir -p build; [ "$(UV)" = uv ] || [ -x build/uv/bin/uv ] || \
+		{ "$(PYTHON)" -m venv build/uv && build/uv/bin/python -m pip install --quiet uv; }
+	@$(call install,$(patsubst .%,%,$(@F)))
+	@touch $@
+
+define need-python
+@[ -n "$(PYTHON)" ] || { echo "make: no Python 3.11, 3.12 or 3.13 found; install one or say PYTHON=/path/to/python" >&2; exit 1; }
+endef
+
+# uv fetches from the addresses in uv.lock, which are PyPI's. Where pip is pointed at an index of its own
+# (PIP_INDEX_URL, pip.conf), or PyPI is out of reach, pip installs the same locked versions from there.
+define install
+pip_has_index=$$("$(PYTHON)" -m pip config list 2>/dev/null | grep -cE "^(global|install|:env:)\.index-url=" || true); \
+if [ "$$pip_has_index" = 0 ] && UV_PROJECT_ENVIRONMENT=$(VENV) $(UV) sync --frozen --inexact --python "$(PYTHON)" \
+	$(EXTRAS_$(1)) $(SYNC_BACKEND); then :; else \
+	echo "make: installing the locked versions with pip"; \
+	$(UV) export --quiet --frozen --no-hashes --no-annotate --no-emit-project \
+		$(EXTRAS_$(1)) $(EXPORT_BACKEND) -o build/requirements-$(1).txt; \
+	[ -x $(BIN)/pip ] || "$(PYTHON)" -m venv --clear $(VENV); \
+	$(BIN)/python -m pip install --no-deps -r build/requirements-$(1).txt; \
+	$(BIN)/python -m pip install --no-deps --editable .; \
+fi
+endef
+
+# What pip cannot install. MLX multiplies matrices 27 times faster with a system OpenBLAS, and compiles
+# fused kernels with g++ at run time; it works without both, slowly.
+DEBIAN_PACKAGES := libopenblas0-pthread g++
+system:
+	@[ "$$(uname -s)" = Linux ] || exit 0; \
+	PATH="$$PATH:/sbin:/usr/sbin"; \
+	if ! ldconfig -p | grep -q 'libopenblas\.so\.0' || ! command -v g++ >/dev/null; then \
+		echo "make: slow without OpenBLAS and g++; on Debian or Ubuntu: sudo apt-get install $(DEBIAN_PACKAGES)" >&2; \
+	fi
+
+serve: $(VENV)/.run
+	@echo 'When it is ready, in another terminal:'
+	@echo "  curl -N http://$(HOST):$(HTTP_PORT)/v1/chat/completions -H 'content-type: application/json' \\"
+	@echo "    -d '{\"model\": \"demo\", \"stream\": true, \"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]}'"
+	@exec $(BIN)/dflash-serve up --host $(HOST) --http-port $(HTTP_PORT) $(ARGS)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(ARGS)
+
+check: format lint types imports spelling
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format --check
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+
+types: $(VENV)/.dev
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+spelling: $(VENV)/.dev
+	$(BIN)/codespell
+
+fix: $(VENV)/.dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(VENV)/.test
+	@if $(BIN)/dflash-serve bench --help >/dev/null 2>&1; then $(BIN)/dflash-serve bench $(ARGS); \
+	else echo 'make: this version has no bench command'; fi
+
+wheel:
+	$(UV) build
+
+clean:
+	rm -rf .venv .venv-cuda13 build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find dflash_core deployments tests -name __pycache__ -type d -prune -exec rm -rf {} +

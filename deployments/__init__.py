@@ -1,0 +1,1 @@
+"""Everything that knows Ray, HTTP, gRPC and the environment: the server around ``dflash_core``."""
