@@ -112,11 +112,12 @@ class Tokenizer(Protocol):
     def apply_chat(
         self,
         messages: Sequence[Mapping[str, object]],
+        *,
         tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, object] | None = None,
     ) -> list[int]:
-        """Ids of a conversation rendered by the model's chat template."""
+        """Ids of a conversation rendered by the model's chat template; raises ``InvalidRequest``."""
         ...
 
 
@@ -168,7 +169,7 @@ class Backend(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """A tokenizer for the edge alone: it runs on the edge's own thread, so nobody else may share it."""
+        """The model's tokenizer; the edge calls it on a thread of its own."""
         ...
 
     def generate(self, generation: Generation) -> AsyncGenerator[Event, None]:

@@ -1,0 +1,87 @@
+"""Fields that are not in the schema: accepted silently, refused by name, or reported as ignored."""
+
+from collections.abc import Mapping
+from urllib.parse import quote
+
+from dflash_core.errors import InvalidRequest
+
+# Bookkeeping of the client's or of OpenAI's service: nothing here would change the answer.
+_SILENT = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+        "request_id",
+    }
+)
+
+# Would change the answer, and is not built. The values are those that ask for nothing; null always does.
+_UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (),
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "continue_final_message": (False,),
+    "echo": (False,),
+    "frequency_penalty": (0, 0.0),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1, 1.0),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+    "logprobs": (False,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "n": (1,),
+    "prediction": (),
+    "presence_penalty": (0, 0.0),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1, 1.0),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "top_logprobs": (0,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+
+_MAX_NAMES = 20
+_MAX_NAME = 64
+
+
+def ignored_fields(extra: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the unknown names among ``extra``, safe for a header; raise for what is not supported."""
+    unknown: list[str] = []
+    for name, value in extra.items():
+        if name in _UNSUPPORTED:
+            _refuse_unless_neutral(name, value)
+        elif name not in _SILENT:
+            unknown.append(quote(name, safe="")[:_MAX_NAME])
+    return tuple(unknown[:_MAX_NAMES])
+
+
+def _refuse_unless_neutral(name: str, value: object) -> None:
+    neutral = _UNSUPPORTED[name]
+    # Python holds False, 0 and 0.0 for equal; here `logprobs: 0` asks for something and `false` does not.
+    if value is None or any(type(value) is type(n) and value == n for n in neutral):
+        return
+    message = f"'{name}' is not supported by this server with this value; leave it out"
+    if neutral:
+        message += f" or send {neutral[0]!r}"
+    raise InvalidRequest(f"{message}.", param=name, code="unsupported_parameter")

@@ -1,0 +1,14 @@
+"""Bounds and paces of the HTTP edge."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the edge allows and how long it waits."""
+
+    max_body_bytes: int = 4 * 1024 * 1024
+    default_max_tokens: int = 4096  # when the client names no maximum; the context may leave less
+    request_timeout_s: float = 300.0  # every request's deadline
+    peek_s: float = 5.0  # how long a stream waits for its first text before it commits to status 200
+    keepalive_s: float = 15.0  # silence after which a stream sends a comment

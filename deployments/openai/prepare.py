@@ -1,0 +1,163 @@
+"""A checked body to a ``Generation``: what needs the model's facts, its tokenizer, or chance.
+
+Pure but for the seed and the id; runs on the edge's tokenising thread.
+"""
+
+import secrets
+import uuid
+from collections.abc import Mapping
+
+from deployments.generation import Backend, Delivery, Generation, GenerationId, ModelCard, SamplingDefaults
+from deployments.openai.conversation import render
+from deployments.openai.errors import ModelNotFound
+from deployments.openai.limits import Limits
+from deployments.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
+from dflash_core.errors import ContextLengthExceeded, InvalidRequest
+from dflash_core.request import Sampling
+
+
+def prepare(request: GenerationRequest, backend: Backend, limits: Limits, request_id: str) -> Generation:
+    """Fill in every default and check every bound; the result can be played as it is."""
+    card = backend.model_card
+    require_model(request.model, card)
+    prompt_ids, prompt_param, prefix = _prompt(request, backend)
+    options = request.stream_options
+    if options is not None and not request.stream:
+        raise InvalidRequest(
+            "'stream_options' is only allowed when 'stream' is true.",
+            param="stream_options",
+            code="invalid_value",
+        )
+    return Generation(
+        id=GenerationId(prefix + uuid.uuid4().hex),
+        model=request.model,
+        prompt_ids=prompt_ids,
+        max_tokens=_max_tokens(request, len(prompt_ids), prompt_param, card.max_context, limits),
+        sampling=_sampling(request, card.defaults, backend.tokenizer.vocab_size),
+        stop_token_ids=_stop_token_ids(request, backend),
+        stop_strings=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
+        deadline_s=limits.request_timeout_s,
+        delivery=Delivery(
+            stream=bool(request.stream),
+            include_usage=bool(options and options.include_usage),
+            continuous_usage=bool(options and options.continuous_usage_stats),
+            return_token_ids=bool(request.return_token_ids),
+        ),
+        request_id=request_id,
+    )
+
+
+def require_model(name: str, card: ModelCard) -> None:
+    """Raise unless ``name`` is a name of the served model."""
+    if name not in card.names:
+        served = ", ".join(card.names)
+        shown = name if len(name) <= 100 else name[:100] + "..."
+        raise ModelNotFound(
+            f"The model '{shown}' does not exist here. Served: {served}.",
+            param="model",
+            code=ModelNotFound.kind,
+        )
+
+
+def _prompt(request: GenerationRequest, backend: Backend) -> tuple[tuple[int, ...], str, str]:
+    """Return the prompt's ids, the name of the field they came from, and the answer's id prefix."""
+    match request:
+        case ChatRequest():
+            ids, param, prefix = render(request, backend.tokenizer), "messages", "chatcmpl-"
+        case CompletionRequest():
+            ids, param, prefix = _completion_ids(request, backend), "prompt", "cmpl-"
+        case _:
+            raise TypeError(f"no prompt in {type(request).__name__}")
+    if not ids:
+        raise InvalidRequest(
+            f"'{param}' is empty: it must give at least one token.", param=param, code="invalid_value"
+        )
+    return tuple(ids), param, prefix
+
+
+def _completion_ids(request: CompletionRequest, backend: Backend) -> list[int]:
+    prompt = request.prompt
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        if len(prompt) > 1:
+            raise InvalidRequest(
+                "Several prompts in one request are not supported; send one request for each.",
+                param="prompt",
+                code="unsupported_parameter",
+            )
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return backend.tokenizer.encode(prompt)
+    ids = [token for token in prompt if isinstance(token, int)]
+    vocab_size = backend.tokenizer.vocab_size
+    for index, token in enumerate(ids):
+        _require_in_vocabulary(token, vocab_size, f"prompt[{index}]")
+    return ids
+
+
+def _max_tokens(
+    request: GenerationRequest, prompt: int, prompt_param: str, context: int, limits: Limits
+) -> int:
+    newer = request.max_completion_tokens if isinstance(request, ChatRequest) else None
+    asked = newer if newer is not None else request.max_tokens
+    room = context - prompt
+    if room < 1:
+        raise ContextLengthExceeded(
+            f"This model's context is {context} tokens, prompt and answer together. "
+            f"Your prompt has {prompt}: shorten it.",
+            param=prompt_param,
+            code=ContextLengthExceeded.kind,
+        )
+    if asked is None:
+        return min(room, limits.default_max_tokens)
+    if asked > room:
+        raise ContextLengthExceeded(
+            f"This model's context is {context} tokens. You asked for {prompt + asked}: {prompt} in the "
+            f"prompt and {asked} for the answer. Shorten the prompt or ask for at most {room}.",
+            param="max_completion_tokens" if newer is not None else "max_tokens",
+            code=ContextLengthExceeded.kind,
+        )
+    return asked
+
+
+def _sampling(request: GenerationRequest, defaults: SamplingDefaults, vocab_size: int) -> Sampling:
+    temperature = _or(request.temperature, defaults.temperature)
+    top_p = _or(request.top_p, defaults.top_p)
+    top_k = int(_or(request.top_k, defaults.top_k))
+    if top_p == 0:  # the limit of ever smaller values: only the likeliest token is left
+        top_k, top_p = 1, 1.0
+    if top_k < 1 or top_k >= vocab_size:
+        top_k = 0
+    seed = secrets.randbits(64) if request.seed is None else request.seed % 2**64
+    return Sampling(temperature, top_k, top_p, _or(request.min_p, defaults.min_p), seed)
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _stop_token_ids(request: GenerationRequest, backend: Backend) -> frozenset[int]:
+    asked = request.stop_token_ids or []
+    for index, token in enumerate(asked):
+        _require_in_vocabulary(token, backend.tokenizer.vocab_size, f"stop_token_ids[{index}]")
+    own = frozenset() if request.ignore_eos else backend.tokenizer.eos_token_ids
+    return own | frozenset(asked)
+
+
+def _require_in_vocabulary(token: int, vocab_size: int, param: str) -> None:
+    if token >= vocab_size:
+        raise InvalidRequest(
+            f"'{param}' is {token}, beyond the vocabulary of {vocab_size} tokens.",
+            param=param,
+            code="invalid_value",
+        )
+
+
+def effective_defaults(card: ModelCard) -> Mapping[str, float]:
+    """Return what applies when a client leaves a sampling field out."""
+    defaults = card.defaults
+    return {
+        "temperature": defaults.temperature,
+        "top_p": defaults.top_p,
+        "top_k": defaults.top_k,
+        "min_p": defaults.min_p,
+    }

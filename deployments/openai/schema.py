@@ -1,0 +1,198 @@
+"""What clients may send. Types and ranges only; what needs the model is checked in ``prepare``.
+
+Strict: ``true`` is no number, ``"1"`` is no number, NaN is refused. Long lists fail at their first
+mistake. Fields that are not declared here land in ``extra``, where ``fields`` tells the silent, the
+unsupported and the unknown apart. Tags in angle brackets name a branch of a union; error paths leave
+them out.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError, from_json
+
+_MAX_INT = 2**31 - 1
+
+TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore", frozen=True)
+
+
+class TextPart(_Strict):
+    """A piece of a message's content. Only text is understood."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _json_object(text: str) -> str:
+    try:
+        value = from_json(text or "{}", allow_inf_nan=False)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise PydanticCustomError("json_object", "Input should be a JSON object as text")
+    return text
+
+
+class CalledFunction(_Strict):
+    """The function that an assistant called."""
+
+    name: str
+    arguments: Annotated[str, AfterValidator(_json_object), Field(description="a JSON object as text")]
+
+
+class ToolCall(_Strict):
+    """One tool call of an earlier assistant message."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class FunctionSpec(_Strict):
+    """A function that the model may call."""
+
+    model_config = ConfigDict(extra="allow")
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ToolSpec(_Strict):
+    """A tool offered to the model."""
+
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+def _is_text(value: object) -> str | None:
+    return "<text>" if isinstance(value, str) else "<parts>" if isinstance(value, list) else None
+
+
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], FailFast(), Tag("<parts>")],
+    Discriminator(
+        _is_text,
+        custom_error_type="content_type",
+        custom_error_message="Input should be a string or a list of text parts",
+    ),
+]
+
+
+class Message(_Strict):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[Content | None, Field(validate_default=True)] = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], FailFast()] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    @field_validator("content")
+    @classmethod
+    def _only_assistants_may_be_silent(cls, content: object, info: ValidationInfo) -> object:
+        # A wrong role is not in the data: its own error is the one to report.
+        if content is None and info.data.get("role", "assistant") != "assistant":
+            raise PydanticCustomError("missing", "Field required")
+        return content
+
+
+class StreamOptions(_Strict):
+    """What a stream carries beside the text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+def _is_one_stop(value: object) -> str | None:
+    return "<one>" if isinstance(value, str) else "<many>" if isinstance(value, list) else None
+
+
+_StopString = Annotated[str, Field(min_length=1, max_length=1000)]
+Stop = Annotated[
+    Annotated[_StopString, Tag("<one>")] | Annotated[list[_StopString], Tag("<many>"), Field(max_length=16)],
+    Discriminator(
+        _is_one_stop,
+        custom_error_type="stop_type",
+        custom_error_message="Input should be a string or a list of up to 16 strings",
+    ),
+]
+
+
+class GenerationRequest(_Strict):
+    """What both kinds of requests share."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: Annotated[str, Field(min_length=1, max_length=512)]
+    max_tokens: Annotated[int, Field(ge=1, le=_MAX_INT)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_MAX_INT, description="0 or -1: off")] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024), FailFast()] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+
+    @property
+    def extra(self) -> Mapping[str, object]:
+        """Top-level fields that the schema does not declare."""
+        return self.model_extra or {}
+
+
+class ChatRequest(GenerationRequest):
+    """Body of ``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1), FailFast()]
+    max_completion_tokens: (
+        Annotated[int, Field(ge=1, le=_MAX_INT, description="wins over max_tokens")] | None
+    ) = None
+    tools: Annotated[list[ToolSpec], FailFast()] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+def _prompt_kind(value: object) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    if not isinstance(value, list):
+        return None
+    return "<many>" if value and isinstance(value[0], str | list) else "<ids>"
+
+
+_PROMPT_ERROR = "Input should be a string or a list of token ids"
+_TokenIds = Annotated[list[TokenId], Field(min_length=1), FailFast()]
+_OnePrompt = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[_TokenIds, Tag("<ids>")],
+    Discriminator(_prompt_kind, custom_error_type="prompt_type", custom_error_message=_PROMPT_ERROR),
+]
+Prompt = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[_TokenIds, Tag("<ids>")]
+    | Annotated[list[_OnePrompt], FailFast(), Tag("<many>")],
+    Discriminator(_prompt_kind, custom_error_type="prompt_type", custom_error_message=_PROMPT_ERROR),
+]
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of ``POST /v1/completions``."""
+
+    prompt: Prompt
