@@ -14,7 +14,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Discriminator,
-    FailFast,
     Field,
     Tag,
     ValidationInfo,
@@ -84,7 +83,7 @@ def _is_text(value: object) -> str | None:
 
 
 Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], FailFast(), Tag("<parts>")],
+    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("<parts>")],
     Discriminator(
         _is_text,
         custom_error_type="content_type",
@@ -99,7 +98,7 @@ class Message(_Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[Content | None, Field(validate_default=True)] = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], FailFast()] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -147,7 +146,7 @@ class GenerationRequest(_Strict):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
     stop: Stop | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024), FailFast()] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -162,11 +161,11 @@ class GenerationRequest(_Strict):
 class ChatRequest(GenerationRequest):
     """Body of ``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(min_length=1), FailFast()]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: (
         Annotated[int, Field(ge=1, le=_MAX_INT, description="wins over max_tokens")] | None
     ) = None
-    tools: Annotated[list[ToolSpec], FailFast()] | None = None
+    tools: Annotated[list[ToolSpec], Field(fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -179,7 +178,7 @@ def _prompt_kind(value: object) -> str | None:
 
 
 _PROMPT_ERROR = "Input should be a string or a list of token ids"
-_TokenIds = Annotated[list[TokenId], Field(min_length=1), FailFast()]
+_TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 _OnePrompt = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[_TokenIds, Tag("<ids>")],
     Discriminator(_prompt_kind, custom_error_type="prompt_type", custom_error_message=_PROMPT_ERROR),
@@ -187,7 +186,7 @@ _OnePrompt = Annotated[
 Prompt = Annotated[
     Annotated[str, Tag("<text>")]
     | Annotated[_TokenIds, Tag("<ids>")]
-    | Annotated[list[_OnePrompt], FailFast(), Tag("<many>")],
+    | Annotated[list[_OnePrompt], Field(fail_fast=True), Tag("<many>")],
     Discriminator(_prompt_kind, custom_error_type="prompt_type", custom_error_message=_PROMPT_ERROR),
 ]
 
