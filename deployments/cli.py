@@ -1,0 +1,130 @@
+"""The command ``dflash-serve``: reads flags, turns errors into one line, leaves the work to other modules.
+
+Answers go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 Ctrl-C.
+"""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deployments import __version__
+from deployments.settings import Settings, SettingsError, load_settings
+from dflash_core.errors import DFlashError
+
+DISTRIBUTION = "dflash-serve"
+
+app = typer.Typer(
+    help="Serve Qwen3.5-family models with DFlash drafters on Ray Serve and MLX.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Run the command; a failure is one clear line on stderr."""
+    try:
+        app()
+    except SettingsError as error:
+        _fail(str(error), code=2)
+    except (DFlashError, OSError) as error:
+        _fail(str(error), code=1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (
+        Exception
+    ) as error:  # the command line's boundary: a bug is one line too, its trace is a log record
+        logging.getLogger(__name__).debug("internal error", exc_info=True)
+        _fail(f"internal error: {type(error).__name__}: {error} (--verbose shows where)", code=1)
+
+
+def _fail(message: str, *, code: int) -> None:
+    for line in message.splitlines() or ["failed"]:
+        print(f"{DISTRIBUTION}: {line}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(DISTRIBUTION, __version__)
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more, with stack traces.")] = False,
+) -> None:
+    """Set up what every command shares."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.DEBUG if verbose else logging.WARNING,
+        format="%(levelname)s %(name)s: %(message)s",
+    )
+
+
+def _default(setting: str) -> str:
+    """Return a setting's default for the help; a flag left out stays None, so that the file counts."""
+    value = Settings.model_fields[setting].default
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+@app.command()
+def up(
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on.", show_default=_default("host"))
+    ] = None,
+    http_port: Annotated[
+        int | None, typer.Option(help="Port of the HTTP endpoint.", show_default=_default("http_port"))
+    ] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(help="Port of the gRPC endpoint.", show_default=_default("grpc_port"))
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="Target: embedded, a directory or a hub id.", show_default=_default("target")),
+    ] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            help="Drafter: embedded, a directory, a hub id, or none.", show_default=_default("drafter")
+        ),
+    ] = None,
+    max_rows: Annotated[
+        int | None, typer.Option(help="Rows of a window.", show_default=_default("max_rows"))
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name of the model for clients; said again, an alias.",
+            show_default=_default("served_model_names"),
+        ),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings; flags win over it.")] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="A running Ray cluster to join (auto, or HOST:PORT).", show_default="own"),
+    ] = None,
+) -> None:
+    """Serve a target and its drafter until Ctrl-C."""
+    flags = {
+        "host": host,
+        "http_port": http_port,
+        "grpc_port": grpc_port,
+        "target": target,
+        "drafter": drafter,
+        "max_rows": max_rows,
+        "served_model_names": tuple(served_model_name) if served_model_name else None,
+        "address": address,
+    }
+    settings = load_settings(config, flags)
+
+    from deployments.up import up as run  # Ray takes a second to import
+
+    run(settings)
