@@ -3,7 +3,8 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypedDict
+
+from typing_extensions import TypedDict  # pydantic wants this one below Python 3.12
 
 from dflash_core.errors import DFlashError, InvalidRequest, QueueFull, Unavailable
 

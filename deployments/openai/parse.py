@@ -45,11 +45,16 @@ def parse_document(document: dict[str, object], schema: type[Schema]) -> Schema:
         ) from None
 
 
+# Where the library speaks of Python to people who sent JSON.
+_WORDS = {"model_type": "Input should be an object", "dict_type": "Input should be an object"}
+
+
 def _translate(details: ErrorDetails) -> InvalidRequest:
     param = dotted(details["loc"])
     if details["type"] == "missing":
         return InvalidRequest(f"You must provide '{param}'.", param=param, code="missing_required_parameter")
-    return InvalidRequest(f"Invalid '{param}': {details['msg']}.", param=param, code="invalid_value")
+    message = _WORDS.get(details["type"], details["msg"])
+    return InvalidRequest(f"Invalid '{param}': {message}.", param=param, code="invalid_value")
 
 
 def dotted(location: Sequence[int | str]) -> str:

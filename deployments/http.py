@@ -1,0 +1,158 @@
+"""The HTTP application: routes, and how failures leave it. Knows a ``Backend``, not Ray."""
+
+import asyncio
+import importlib.metadata
+from concurrent.futures import ThreadPoolExecutor
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from deployments import telemetry
+from deployments.generation import Backend, ModelCard
+from deployments.openai.answer import CHAT, COMPLETION, Dialect
+from deployments.openai.docs import FAILURES, document_bodies
+from deployments.openai.errors import MethodNotAllowed, RouteNotFound
+from deployments.openai.fields import ignored_fields
+from deployments.openai.limits import Limits
+from deployments.openai.middleware import (
+    BearerAuth,
+    BodyLimit,
+    RequestContext,
+    failure_response,
+    request_id_of,
+)
+from deployments.openai.parse import check_content_type, parse_body
+from deployments.openai.prepare import effective_defaults, prepare, require_model
+from deployments.openai.respond import GenerationResponse
+from deployments.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
+from dflash_core.errors import DFlashError
+
+OPEN_PATHS = ("/health",)
+
+
+def create_app(
+    backend: Backend,
+    *,
+    limits: Limits | None = None,
+    api_keys: tuple[str, ...] = (),
+    open_paths: tuple[str, ...] = OPEN_PATHS,
+) -> FastAPI:
+    """Build the application over a backend. Without ``api_keys`` everybody may come in."""
+    limits = limits or Limits()
+    app = FastAPI(title="DFlash Serve", version=_version(), redirect_slashes=False)
+    _add_generation(app, backend, limits)
+    _add_models(app, backend)
+    _add_operations(app, backend)
+    _add_failures(app)
+    document_bodies(app)
+    # The last added is the outermost.
+    app.add_middleware(BodyLimit, max_bytes=limits.max_body_bytes)
+    if api_keys:
+        app.add_middleware(BearerAuth, api_keys=api_keys, open_paths=open_paths)
+    app.add_middleware(RequestContext)
+    return app
+
+
+def _add_generation(app: FastAPI, backend: Backend, limits: Limits) -> None:
+    # Tokenising a book takes seconds: off the event loop, and in order.
+    tokenising = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenise")
+
+    async def respond(request: Request, schema: type[GenerationRequest], dialect: Dialect) -> Response:
+        check_content_type(request.headers.get("content-type"))
+        parsed = parse_body(await request.body(), schema)
+        ignored = ignored_fields(parsed.extra)
+        generation = await asyncio.get_running_loop().run_in_executor(
+            tokenising, prepare, parsed, backend, limits, request_id_of(request.scope)
+        )
+        headers = {"x-dflash-ignored": ", ".join(ignored)} if ignored else {}
+        return GenerationResponse(backend, generation, dialect, limits, headers)
+
+    @app.post("/v1/chat/completions", responses=FAILURES)
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation, whole or as server-sent events."""
+        return await respond(request, ChatRequest, CHAT)
+
+    @app.post("/v1/completions", responses=FAILURES)
+    async def completions(request: Request) -> Response:
+        """Continue a prompt, whole or as server-sent events."""
+        return await respond(request, CompletionRequest, COMPLETION)
+
+
+def _add_models(app: FastAPI, backend: Backend) -> None:
+    @app.get("/v1/models")
+    async def models() -> JSONResponse:
+        """List the served names."""
+        card = backend.model_card
+        return JSONResponse({"object": "list", "data": [_model(name, card) for name in card.names]})
+
+    @app.get("/v1/models/{model_id:path}")
+    async def model(model_id: str) -> JSONResponse:
+        """Describe one served name."""
+        require_model(model_id, backend.model_card)
+        return JSONResponse(_model(model_id, backend.model_card))
+
+
+def _model(name: str, card: ModelCard) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": card.created,
+        "owned_by": card.owned_by,
+        "root": card.names[0],
+        "parent": None,
+        "max_model_len": card.max_context,
+        "dflash": {
+            "drafter": card.drafter,
+            "block_size": card.block_size,
+            "defaults": effective_defaults(card),
+        },
+    }
+
+
+def _add_operations(app: FastAPI, backend: Backend) -> None:
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        """Tell the server's state; 503 unless it takes requests."""
+        state = dict(await backend.health())
+        return JSONResponse(state, 200 if state.get("status") == "ok" else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Show the statistics as Prometheus text."""
+        page = telemetry.render(await backend.snapshot())
+        return Response(page, headers={"content-type": telemetry.CONTENT_TYPE})
+
+    @app.get("/version")
+    async def version() -> JSONResponse:
+        """Tell the version of the server."""
+        return JSONResponse({"version": _version()})
+
+
+def _add_failures(app: FastAPI) -> None:
+    @app.exception_handler(DFlashError)
+    async def ours(request: Request, error: DFlashError) -> Response:
+        return failure_response(error, request.scope)
+
+    @app.exception_handler(HTTPException)
+    async def frameworks(request: Request, error: HTTPException) -> Response:
+        path = f"{request.method} {request.url.path}"
+        translated: DFlashError
+        match error.status_code:
+            case 404:
+                translated = RouteNotFound(f"Unknown route: {path}. See /docs for those that exist.")
+            case 405:
+                translated = MethodNotAllowed(f"Not allowed: {path}.")
+            case _:
+                translated = DFlashError(str(error.detail))
+        response = failure_response(translated, request.scope)
+        response.headers.update(error.headers or {})
+        return response
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("dflash-serve")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return "0+unknown"

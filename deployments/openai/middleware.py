@@ -1,0 +1,133 @@
+"""What surrounds every HTTP request: its id, the key check, the size of its body.
+
+Pure ASGI, because Starlette's ``BaseHTTPMiddleware`` stands between a stream and its client's departure.
+"""
+
+import hashlib
+import hmac
+import logging
+import re
+import uuid
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.openai.errors import InvalidApiKey, PayloadTooLarge, failure_of, is_fault
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_ID = "dflash.request_id"
+_UNSAFE = re.compile(r"[^A-Za-z0-9._:-]+")
+_MAX_REQUEST_ID = 128
+
+
+def request_id_of(scope: Scope) -> str:
+    """Return the id that ``RequestContext`` gave to this request."""
+    return scope.get(_REQUEST_ID, "")
+
+
+def failure_response(error: Exception, scope: Scope) -> Response:
+    """Build the answer to a failure; a fault of ours goes to the log with its trace."""
+    request_id = request_id_of(scope)
+    if is_fault(error):
+        logger.error("request %s failed", request_id, exc_info=error)
+    failure = failure_of(error, request_id)
+    return JSONResponse(failure.body, failure.status, dict(failure.headers))
+
+
+class RequestContext:
+    """Outermost: gives the request an id, returns it, and is where the last exceptions end."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asked = _UNSAFE.sub("", Headers(scope=scope).get("x-request-id", ""))[:_MAX_REQUEST_ID]
+        request_id = scope[_REQUEST_ID] = asked or uuid.uuid4().hex
+        has_started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal has_started
+            if message["type"] == "http.response.start":
+                has_started = True
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            logger.info("request %s: the client went away", request_id)
+        except Exception as error:
+            if has_started:
+                raise
+            await failure_response(error, scope)(scope, receive, send_with_id)
+
+
+class BearerAuth:
+    """Lets requests in that carry one of the keys. Keeps digests only, compares all in constant time."""
+
+    def __init__(self, app: ASGIApp, api_keys: Iterable[str], open_paths: Iterable[str]):
+        self._app = app
+        self._digests = tuple(_digest(key.encode()) for key in api_keys)
+        self._open_paths = frozenset(open_paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request, if its key is known."""
+        if scope["type"] != "http" or self._is_open(scope):
+            await self._app(scope, receive, send)
+            return
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        # Headers are latin-1 on the way in; a key that is not ASCII came as UTF-8 bytes.
+        given = _digest(key.strip().encode("latin-1"))
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        if scheme.lower() == "bearer" and any(matches):
+            await self._app(scope, receive, send)
+            return
+        message = "Incorrect API key." if key else "No API key: send 'authorization: Bearer KEY'."
+        await failure_response(InvalidApiKey(message), scope)(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        return scope["method"] == "OPTIONS" or path in self._open_paths
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+class BodyLimit:
+    """Ends a request whose body is too large, before or while it arrives."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int):
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request, if it is small enough."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        too_large = PayloadTooLarge(f"The body is larger than the limit of {self._max_bytes} bytes.")
+        announced = Headers(scope=scope).get("content-length", "")
+        # Beyond 18 digits int() has no need to try.
+        if announced.isdecimal() and (len(announced) > 18 or int(announced) > self._max_bytes):
+            await failure_response(too_large, scope)(scope, receive, send)
+            return
+        taken = 0
+
+        async def receive_some() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > self._max_bytes:
+                raise too_large
+            return message
+
+        await self._app(scope, receive_some, send)

@@ -1,0 +1,120 @@
+"""Plays a generation and puts its answer on the wire, streamed or whole."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Mapping
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from deployments.generation import Backend, Ended, Event, Generation, Started
+from deployments.openai import sse
+from deployments.openai.answer import Answer, Dialect
+from deployments.openai.errors import failure_of, is_fault
+from deployments.openai.limits import Limits
+from deployments.openai.reader import EventReader
+
+logger = logging.getLogger(__name__)
+
+
+class GenerationResponse(Response):
+    """Opens the backend's events when called and closes them when the client has its answer or is gone.
+
+    What fails before the first byte is raised, for the application to answer with a status.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        generation: Generation,
+        dialect: Dialect,
+        limits: Limits,
+        headers: Mapping[str, str],
+    ):
+        super().__init__(headers=headers)
+        self._backend = backend
+        self._generation = generation
+        self._answer = Answer(generation, dialect)
+        self._limits = limits
+        self._own_headers = dict(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, unless the client goes away first."""
+        async with EventReader(self._backend.generate(self._generation)) as events:
+            if self._generation.delivery.stream:
+                answer = self._stream(events, send)
+            else:
+                answer = self._collect(events, scope, receive, send)
+            if not await unless_disconnected(receive, answer):
+                logger.info("request %s: the client went away", self._generation.request_id)
+
+    async def _collect(self, events: EventReader, scope: Scope, receive: Receive, send: Send) -> None:
+        event = await events.next()
+        while not isinstance(event, Ended):
+            if event is not None:
+                self._answer.add(event)
+            event = await events.next()
+        self._answer.add(event)
+        body = sse.encode(self._answer.whole(event))
+        response = Response(body, headers=self._own_headers, media_type="application/json")
+        await response(scope, receive, send)
+
+    async def _stream(self, events: EventReader, send: Send) -> None:
+        event = await self._peek(events)
+        headers = [(k.encode(), v.encode()) for k, v in {**sse.HEADERS, **self._own_headers}.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            await self._send_events(event, events, send)
+        except Exception as error:  # the status is out: what is left is an event of its own
+            if is_fault(error):
+                logger.exception("request %s failed in its stream", self._generation.request_id)
+            await _send_body(send, sse.frame(failure_of(error, self._generation.request_id).body))
+        await _send_body(send, sse.DONE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _peek(self, events: EventReader) -> Event | None:
+        """Wait for something to show, a while: until then a failure can still have a status."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._limits.peek_s
+        event = await events.next(self._limits.peek_s)
+        while isinstance(event, Started):
+            self._answer.add(event)
+            event = await events.next(max(until - clock(), 0.001))
+        return event
+
+    async def _send_events(self, event: Event | None, events: EventReader, send: Send) -> None:
+        while True:
+            if event is None:
+                await _send_body(send, sse.KEEPALIVE)
+            elif chunks := self._answer.chunks(event):
+                await _send_body(send, b"".join(map(sse.frame, chunks)))
+            if isinstance(event, Ended):
+                return
+            event = await events.next(self._limits.keepalive_s)
+
+
+async def _send_body(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def unless_disconnected(receive: Receive, work: Awaitable[None]) -> bool:
+    """Await ``work``, cancelling it when the client goes away; return whether it was done."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait({working, leaving})
+    if not leaving.cancelled():
+        leaving.exception()  # a transport that breaks has left too
+    if working.cancelled():
+        return False
+    working.result()
+    return True
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
