@@ -1,0 +1,75 @@
+"""From a model's name to a directory: the embedded pair, a local path, or a hub id."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from dflash_core.errors import CheckpointError
+from dflash_core.pair import DRAFTER, TARGET
+
+EMBEDDED: Final = "embedded"
+# Weights, configs, chat template and tokenizer; never Python files and never pickles.
+_ALLOWED_FILES: Final = ("*.safetensors", "*.json", "*.jinja", "*.txt")
+_HUB_ID: Final = re.compile(
+    r"(?P<repo>[A-Za-z0-9][\w.\-]{0,95}/[A-Za-z0-9][\w.\-]{0,95})(@(?P<revision>[\w.\-/]{1,100}))?"
+)
+
+
+def resolve_target(name: str) -> Path:
+    """Return the directory of a target: ``embedded``, a local path or a hub id; raises as ``resolve``."""
+    return TARGET if name == EMBEDDED else resolve(name)
+
+
+def resolve_drafter(name: str) -> Path:
+    """Return the directory of a drafter: ``embedded``, a local path or a hub id; raises as ``resolve``."""
+    return DRAFTER if name == EMBEDDED else resolve(name)
+
+
+def resolve(name: str) -> Path:
+    """Return the directory of a checkpoint: a local path, or a hub id.
+
+    A hub id (``owner/model`` or ``owner/model@revision``) is downloaded, or found in the hub's cache.
+
+    Raises:
+        CheckpointError: nothing there, a file instead of a directory, or the hub says no (not found, gated,
+            no such revision) or cannot be reached.
+    """
+    path = Path(name).expanduser()
+    if name and path.is_dir():
+        return path
+    if name and path.exists():
+        raise CheckpointError(f"{name}: a file; expected a checkpoint directory or a hub id")
+    match = _HUB_ID.fullmatch(name)
+    if match is None:
+        raise CheckpointError(
+            f'"{name}": no such directory, and no hub id; expected "{EMBEDDED}", a checkpoint directory or '
+            "owner/model"
+        )
+    return _download(match["repo"], match["revision"])
+
+
+def _download(repo: str, revision: str | None) -> Path:
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    where = repo if revision is None else f"{repo}@{revision}"
+    try:
+        folder = huggingface_hub.snapshot_download(
+            repo, revision=revision, allow_patterns=list(_ALLOWED_FILES)
+        )
+    except errors.GatedRepoError as error:
+        raise CheckpointError(f"{where}: gated on the hub; accept its terms there and log in") from error
+    except errors.RevisionNotFoundError as error:
+        raise CheckpointError(f"{where}: the hub has no revision {revision!r} of it") from error
+    except errors.RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"{where}: neither a directory here nor a model on the hub that you may read"
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise CheckpointError(
+            f"{where}: not in the hub's cache, and the hub cannot be reached; "
+            "expected a network or a local path"
+        ) from error
+    except (OSError, errors.HFValidationError) as error:
+        raise CheckpointError(f"{where}: the hub's download failed ({type(error).__name__})") from error
+    return Path(folder)
