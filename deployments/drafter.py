@@ -1,0 +1,72 @@
+"""The drafter deployment: contexts by window on the replica's MLX thread, one call per round."""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+import numpy as np
+import ray
+
+from deployments.engine import Engine
+from deployments.exchange.messages import DraftCall, DraftReply, Piece, RowFeatures
+from deployments.mlx_thread import MlxThread
+from deployments.settings import Settings
+from dflash_core.request import RowId, WindowId
+
+logger = logging.getLogger("dflash.drafter")
+
+
+class DrafterReplica:
+    """Holds the drafter model. Serve builds one per replica."""
+
+    async def __init__(self, settings: Settings, engine: Engine):
+        """Load and warm the drafter on the MLX thread; the replica is ready when this returns."""
+        self._thread = MlxThread("drafter")
+        self._sessions = await self._thread.run(lambda: engine.open_drafter(settings))
+        self._sweeper = asyncio.create_task(self._sweep(settings.session_ttl_s / 4))
+
+    async def draft(self, call: DraftCall) -> DraftReply:
+        """One round of one window. Refs are fetched here, straight from the target's object store."""
+        fetched = replace(call, features=tuple([await _fetch(row) for row in call.features]))
+        return await self._thread.run(lambda: self._sessions.draft(fetched))
+
+    async def lengths(self, window_id: WindowId) -> dict[RowId, int]:
+        """How much is held of a window's rows; also the target's ping."""
+        return await self._thread.run(lambda: self._sessions.lengths(window_id))
+
+    async def close(self, window_id: WindowId) -> None:
+        """Forget a window."""
+        await self._thread.run(lambda: self._sessions.close(window_id))
+
+    async def stats(self) -> dict[str, int]:
+        """Windows with state here."""
+        return {"sessions": await self._thread.run(lambda: self._sessions.num_sessions)}
+
+    def check_health(self) -> None:
+        """Serve replaces the replica when this raises."""
+        self._thread.check()
+
+    def __del__(self) -> None:
+        """Serve has drained the replica: end the thread."""
+        if hasattr(self, "_sweeper"):
+            self._sweeper.cancel()
+        if hasattr(self, "_thread"):
+            self._thread.stop()
+
+    async def _sweep(self, period_s: float) -> None:
+        while True:
+            await asyncio.sleep(period_s)
+            await self._thread.run(self._sessions.sweep)
+
+
+async def _fetch(row: RowFeatures) -> RowFeatures:
+    """The same features with arrays in place of refs."""
+    if all(isinstance(piece.data, np.ndarray) for piece in row.pieces):
+        return row
+    arrays = await asyncio.gather(*[_array(piece) for piece in row.pieces])
+    pieces = [replace(piece, data=array) for piece, array in zip(row.pieces, arrays, strict=True)]
+    return replace(row, pieces=tuple(pieces))
+
+
+async def _array(piece: Piece) -> np.ndarray:
+    return await piece.data if isinstance(piece.data, ray.ObjectRef) else piece.data

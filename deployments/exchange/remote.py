@@ -1,0 +1,213 @@
+"""The engine's ``Drafter`` over a Serve handle. A drafter that is dead, slow or strange costs nothing but
+its drafts: the round is classic, the features wait in the ledger, and once a ping is answered the drafter
+gets what it lacks and speculation goes on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import mlx.core as mx
+import numpy as np
+
+from deployments.exchange.ledger import Ledger
+from deployments.exchange.messages import DraftCall, DraftReply
+from deployments.exchange.transport import Transport, dtype_name, to_wire
+from dflash_core.protocols import Drafts, FeatureBlock, PendingDrafts
+from dflash_core.request import RowId, WindowId
+
+logger = logging.getLogger("dflash.exchange")
+
+PING_PAUSE_S = 0.2
+PING_TIMEOUT_S = 2.0
+TOKENS_PER_SECOND = 1000  # a drafter that takes features more slowly than this is as good as none
+
+T = TypeVar("T")
+
+
+class DrafterLink(Protocol):
+    """Calls to the drafter replica that holds a window. Coroutines run on the replica's event loop."""
+
+    async def draft(self, call: DraftCall, by_reference: bool) -> DraftReply:
+        """One round."""
+        ...
+
+    async def lengths(self, window_id: WindowId) -> dict[RowId, int]:
+        """A ping that also tells what is held of a window's rows."""
+        ...
+
+    async def close(self, window_id: WindowId) -> None:
+        """Forget a window."""
+        ...
+
+
+@dataclass
+class _Window:
+    ledger: Ledger
+    number: int = 0
+    ping: "Future[dict[RowId, int]] | None" = None  # set while the drafter is away
+
+
+class RemoteDrafter:
+    """Implements ``dflash_core.protocols.Drafter``; called on the MLX thread alone."""
+
+    def __init__(
+        self,
+        link: DrafterLink,
+        loop: asyncio.AbstractEventLoop,
+        transport: Transport,
+        fingerprint: str,
+        block_size: int,
+        timeout_s: float = 2.0,
+    ):
+        self.transport = transport
+        self._link = link
+        self._loop = loop
+        self._fingerprint = fingerprint
+        self._block_size = block_size
+        self._timeout_s = timeout_s
+        self._windows: dict[WindowId, _Window] = {}
+
+    @property
+    def block_size(self) -> int:
+        """Widest block, the anchor included."""
+        return self._block_size
+
+    @property
+    def num_refs(self) -> int:
+        """Objects kept in the object store for live rows."""
+        return sum(window.ledger.num_refs for window in self._windows.values())
+
+    def extend(self, window_id: WindowId, block: FeatureBlock) -> None:
+        """Keep features of joining rows; they travel with the next draft."""
+        self._keep(self._window(window_id), block)
+
+    def draft(self, window_id: WindowId, block: FeatureBlock, anchors: mx.array, width: int) -> PendingDrafts:
+        """Send what the drafter lacks and ask for drafts; does not block."""
+        window = self._window(window_id)
+        self._keep(window, block)
+        if not self._is_back(window):
+            return _Ready(_none(len(block.row_ids)))
+        rows = [row_id for row_id in block.row_ids if row_id is not None and row_id in window.ledger]
+        window.number += 1
+        call = DraftCall(
+            window_id,
+            window.number,
+            self._fingerprint,
+            dtype_name(block.x),
+            block.row_ids,
+            tuple(window.ledger.missing(row_id) for row_id in rows),
+            np.array(anchors, dtype=np.int32),
+            width,
+        )
+        answer = self._start(self._link.draft(call, self.transport.is_by_reference(call)))
+        return _Asked(self, window, call, answer)
+
+    def drop(self, window_id: WindowId, row_ids: tuple[RowId, ...]) -> None:
+        """Let go of rows; the next draft does not name them, so the drafter lets go as well."""
+        window = self._window(window_id)
+        for row_id in row_ids:
+            window.ledger.drop(row_id)
+
+    def close(self, window_id: WindowId) -> None:
+        """Let go of a window here and, if it can be reached, there."""
+        window = self._windows.pop(window_id, None)
+        if window is None:
+            return
+        if window.ping is not None:
+            window.ping.cancel()
+        self._start(_quietly(self._link.close(window_id)))
+
+    def receive(self, window: _Window, call: DraftCall, answer: "Future[DraftReply]") -> Drafts:
+        """Wait for an answer; whatever goes wrong makes the round classic."""
+        news = sum(row.count for row in call.features)
+        try:
+            reply = answer.result(self._timeout_s + news / TOKENS_PER_SECOND)
+        except Exception as error:  # dead actor, Serve's own errors, time-out: all are "no drafts now"
+            answer.cancel()
+            self._lose(call.window_id, window, error)
+            return _none(len(call.row_ids))
+        if reply.number != call.number or reply.fingerprint != self._fingerprint:
+            self._lose(call.window_id, window, RuntimeError(f"answer of drafter {reply.fingerprint}"))
+            return _none(len(call.row_ids))
+        for row_id, length in reply.lengths.items():
+            window.ledger.confirm(row_id, length)
+        if reply.lost:
+            self.transport.count_failure()
+        return Drafts(ids=mx.array(reply.ids), has_taken=True)
+
+    def _keep(self, window: _Window, block: FeatureBlock) -> None:
+        if not block.counts.any():
+            return
+        x = to_wire(block.x)
+        for slot, row_id in enumerate(block.row_ids):
+            count = int(block.counts[slot])
+            if row_id is not None and count:
+                window.ledger.append(row_id, int(block.starts[slot]), x[slot, :count].copy())
+
+    def _is_back(self, window: _Window) -> bool:
+        """Whether the drafter can be asked; after an absence, once a ping has told what it still holds."""
+        if window.ping is None:
+            return True
+        if not window.ping.done():
+            return False
+        window.ledger.confirm_all(window.ping.result())
+        window.ping = None
+        return True
+
+    def _lose(self, window_id: WindowId, window: _Window, error: Exception) -> None:
+        logger.warning("window %s goes on without drafts: %s: %s", window_id, type(error).__name__, error)
+        self.transport.count_failure()
+        window.ping = self._start(self._ping(window_id))
+
+    async def _ping(self, window_id: WindowId) -> dict[RowId, int]:
+        """Ask until somebody answers; ends with the window at the latest."""
+        while True:
+            try:
+                return await asyncio.wait_for(self._link.lengths(window_id), PING_TIMEOUT_S)
+            except Exception as error:
+                logger.debug("drafter of window %s does not answer: %s", window_id, error)
+            await asyncio.sleep(PING_PAUSE_S)
+
+    def _window(self, window_id: WindowId) -> _Window:
+        if window_id not in self._windows:
+            self._windows[window_id] = _Window(Ledger(self.transport))
+        return self._windows[window_id]
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    drafts: Drafts
+
+    def wait(self) -> Drafts:
+        return self.drafts
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    drafter: RemoteDrafter
+    window: _Window
+    call: DraftCall
+    answer: "Future[DraftReply]"
+
+    def wait(self) -> Drafts:
+        return self.drafter.receive(self.window, self.call, self.answer)
+
+
+def _none(num_rows: int) -> Drafts:
+    """No drafts; the features are safe in the ledger, so the engine need not keep them."""
+    return Drafts(ids=mx.zeros((num_rows, 0), dtype=mx.int32), has_taken=True)
+
+
+async def _quietly(work: Coroutine[Any, Any, None]) -> None:
+    """A courtesy call: the drafter forgets by itself after a while."""
+    try:
+        await asyncio.wait_for(work, PING_TIMEOUT_S)
+    except Exception as error:
+        logger.debug("courtesy call failed: %s", error)

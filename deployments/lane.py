@@ -1,0 +1,136 @@
+"""The windows of one target replica, on its MLX thread: apply mail, play a round of each, post the report."""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from deployments.messages import Admit, Answer, Closed, Command, LastCall, Played, Retire, Traffic
+from dflash_core.events import RoundReport
+from dflash_core.request import RowId, RowRequest, WindowId
+
+logger = logging.getLogger("dflash.target")
+
+Post = Callable[[Answer], None]  # called on the MLX thread
+
+
+class PlayableWindow(Protocol):
+    """The part of ``dflash_core.window.Window`` that a lane uses."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any row is live, prefilling or waiting."""
+        ...
+
+    @property
+    def num_rows(self) -> int:
+        """Rows live, prefilling or waiting."""
+        ...
+
+    def admit(self, request: RowRequest) -> None:
+        """A row joins."""
+        ...
+
+    def retire(self, row_id: RowId) -> None:
+        """A row leaves before the next round."""
+        ...
+
+    def step(self) -> RoundReport:
+        """At most one prefill chunk, then one round."""
+        ...
+
+    def close(self) -> None:
+        """Free all state."""
+        ...
+
+
+@dataclass
+class _Open:
+    window: PlayableWindow
+    post: Post
+    acknowledged: int = 0
+    is_last_call: bool = False
+
+
+class Lane:
+    """Plays up to ``max_windows`` windows that take joins. Every method runs on the MLX thread."""
+
+    def __init__(
+        self,
+        open_window: Callable[[WindowId], PlayableWindow],
+        max_windows: int,
+        take_traffic: Callable[[], Traffic | None] = lambda: None,
+    ):
+        self._open_window = open_window
+        self._max_windows = max_windows
+        self._take_traffic = take_traffic
+        self._windows: dict[WindowId, _Open] = {}
+
+    @property
+    def num_windows(self) -> int:
+        """Windows open now."""
+        return len(self._windows)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all windows."""
+        return sum(entry.window.num_rows for entry in self._windows.values())
+
+    def open(self, window_id: WindowId, admits: Iterable[Admit], post: Post) -> bool:
+        """Open a window with its first rows; False if the lane is full.
+
+        Windows that run out do not count, or two of them could bar every new request for minutes.
+        """
+        joinable = sum(not entry.is_last_call for entry in self._windows.values())
+        if joinable >= self._max_windows or window_id in self._windows:
+            return False
+        self._windows[window_id] = _Open(self._open_window(window_id), post)
+        self.apply(window_id, tuple(admits))
+        return True
+
+    def apply(self, window_id: WindowId, commands: Iterable[Command]) -> None:
+        """Let rows join and leave; takes effect before the next round. A closed window's mail is void."""
+        entry = self._windows.get(window_id)
+        if entry is None:
+            return
+        for command in commands:
+            match command:
+                case Admit(sequence, request):
+                    entry.window.admit(request)
+                    entry.acknowledged = sequence
+                case Retire(row_id):
+                    entry.window.retire(row_id)
+                case LastCall():
+                    entry.is_last_call = True
+
+    def close(self, window_id: WindowId) -> None:
+        """The reader is gone: free the window's state."""
+        entry = self._windows.pop(window_id, None)
+        if entry is not None:
+            entry.window.close()
+
+    def end(self, window_id: WindowId, reason: Closed) -> None:
+        """End a window and say so."""
+        entry = self._windows.get(window_id)
+        if entry is not None:
+            self.close(window_id)
+            entry.post(reason)
+
+    def step(self) -> bool:
+        """One round of each window that has rows; says whether there is more to play."""
+        for window_id, entry in list(self._windows.items()):
+            if entry.window.has_work:
+                self._play(window_id, entry)
+            if entry.is_last_call and not entry.window.has_work:
+                self.end(window_id, Closed())
+        return any(entry.window.has_work for entry in self._windows.values())
+
+    def _play(self, window_id: WindowId, entry: _Open) -> None:
+        try:
+            report = entry.window.step()
+        except Exception as error:  # the window is of no use any more; its rows open elsewhere
+            logger.exception("window %s failed", window_id)
+            detail = f"{type(error).__name__}: {error}"
+            self.end(window_id, Closed("failed", detail))
+            return
+        entry.post(Played(report, entry.acknowledged, self._take_traffic()))

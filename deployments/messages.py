@@ -1,0 +1,94 @@
+"""What router and target say to each other about a window. Integers and strings only, never arrays.
+
+Router to target, through the inbox: ``Command``s. Target to router, in the stream of the opening call:
+one ``Opened`` or ``Refused``, then ``Played`` per round, then ``Closed``. A stream that breaks off
+without ``Closed`` means that the replica is gone.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dflash_core.events import RoundReport
+from dflash_core.request import RowId, RowRequest, WindowId
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """A row joins. Numbers rise by one in each window; the target acknowledges the last one it took."""
+
+    sequence: int
+    request: RowRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """A row leaves before its end: client gone, stop string found, or deadline passed."""
+
+    row_id: RowId
+
+
+@dataclass(frozen=True, slots=True)
+class LastCall:
+    """No more joins: the window ends with its last row."""
+
+
+Command = Admit | Retire | LastCall
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The argument of the opening call."""
+
+    window_id: WindowId
+    admits: tuple[Admit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The window is open. ``lane`` names the replica."""
+
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The replica has no place for a window."""
+
+    kind: Literal["lane_full", "unavailable"]
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One round, and the highest admit that is in the window by now."""
+
+    report: RoundReport
+    acknowledged: int
+    exchange: "Traffic | None" = None  # what went to the drafter since the last message
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The window is over. Rows that are still alive, or were never acknowledged, open elsewhere."""
+
+    reason: Literal["finished", "inbox_lost", "failed"] = "finished"
+    detail: str = ""  # for logs
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Calls and feature bytes from target to drafter, by transport."""
+
+    calls: dict[str, int] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+    failures: int = 0  # drafts that did not come in time, or at all
+
+    def add(self, other: "Traffic") -> None:
+        """Sum up."""
+        for mine, more in ((self.calls, other.calls), (self.bytes, other.bytes)):
+            for name, count in more.items():
+                mine[name] = mine.get(name, 0) + count
+        self.failures += other.failures
+
+
+Answer = Opened | Refused | Played | Closed

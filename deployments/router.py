@@ -1,0 +1,177 @@
+"""The router deployment: HTTP ingress, the queue, and the windows it keeps open on targets."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from deployments.desk import Desk
+from deployments.engine import Engine
+from deployments.generation import Event, Generation, ModelCard
+from deployments.inbox import RemoteInbox
+from deployments.messages import Answer, Closed, Command, Opening, Refused
+from deployments.settings import Settings
+from deployments.telemetry import Snapshot, Statistics
+from dflash_core.request import WindowId
+from dflash_core.text.stream import TextStream
+from dflash_core.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("dflash.router")
+
+STATS_TIMEOUT_S = 1.0
+
+
+class ServeStage:
+    """``Stage`` over the target's handle and this replica's inbox."""
+
+    def __init__(self, target: DeploymentHandle):
+        self._target = target
+        self._inbox = RemoteInbox.start()
+        self._inboxes: dict[WindowId, RemoteInbox] = {}
+        self._mail: set[asyncio.Task[None]] = set()
+
+    async def play(self, opening: Opening) -> AsyncGenerator[Answer, None]:
+        """One streaming call: sticky by itself, and drained by Serve during an upgrade."""
+        inbox = self._inbox_of(opening.window_id)
+        call = self._target.options(method_name="play", stream=True, _by_reference=False)
+        response = call.remote(opening, inbox)
+        is_finished = False
+        try:
+            async for answer in response:
+                is_finished = isinstance(answer, Closed | Refused)
+                yield answer
+        finally:
+            if not is_finished:
+                response.cancel()
+
+    def send(self, window_id: WindowId, command: Command) -> None:
+        """Mail; calls from one process to one actor keep their order."""
+        self._watch(self._inbox_of(window_id).put(window_id, command))
+
+    def forget(self, window_id: WindowId) -> None:
+        """End the window's mailbox."""
+        inbox = self._inboxes.pop(window_id, None)
+        if inbox is not None:
+            self._watch(inbox.close(window_id))
+
+    async def mend(self) -> None:
+        """A new inbox, if the one there does not answer."""
+        try:
+            await asyncio.wait_for(self._inbox.num_boxes(), STATS_TIMEOUT_S)
+        except Exception:
+            logger.warning("the inbox is lost; starting another")
+            self._inbox = RemoteInbox.start()
+
+    def _inbox_of(self, window_id: WindowId) -> RemoteInbox:
+        return self._inboxes.setdefault(window_id, self._inbox)
+
+    def _watch(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(_delivered(work))
+        self._mail.add(task)
+        task.add_done_callback(self._mail.discard)
+
+
+async def _delivered(work: Awaitable[None]) -> None:
+    """A lost inbox ends its windows, which is how the desk learns of it; here it is only logged."""
+    try:
+        await work
+    except Exception as error:
+        logger.debug("mail was not delivered: %s", error)
+
+
+class RouterReplica:
+    """Implements ``generation.Backend``. Serve builds one per replica."""
+
+    def __init__(self, settings: Settings, engine: Engine, target: DeploymentHandle):
+        self._settings = settings
+        self._target = target
+        self._parts = engine.open_router(settings)
+        self._statistics = Statistics(settings.served_model_names[0], "0")
+        self._desk = Desk(
+            ServeStage(target),
+            self._statistics,
+            lambda generation: TextStream(self._parts.tokenizer, generation.stop_strings),
+            self._parts.tokenizer.eos_token_ids,
+            max_rows=settings.max_rows,
+            max_windows=settings.windows_per_router,
+            max_queue=settings.max_queue,
+            window_max_age_s=settings.window_max_age_s,
+        )
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Serve's hook for an ingress whose app is built on the replica."""
+        from deployments.http import create_app
+        from deployments.openai.limits import Limits
+
+        settings = self._settings
+        limits = Limits(max_body_bytes=settings.max_body_bytes, request_timeout_s=settings.request_timeout_s)
+        return create_app(self, limits=limits, api_keys=_read_keys(self._settings))
+
+    @property
+    def model_card(self) -> ModelCard:
+        """The model served here."""
+        return self._parts.card
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Loaded once; it has no state, so edge and router share it."""
+        return self._parts.tokenizer
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[Event, None]:
+        """Play a request."""
+        async with aclosing(self._desk.play(generation)) as events:
+            async for event in events:
+                yield event
+
+    async def health(self) -> Mapping[str, object]:
+        """``ok`` once a target answers."""
+        stats = await self._target_stats()
+        traffic = self._desk.traffic
+        return {
+            "status": "loading" if stats is None else "ok",
+            "waiting": self._desk.num_waiting,
+            "running": self._desk.num_running,
+            "windows": self._desk.num_windows,
+            "target": stats,
+            "exchange": {"calls": traffic.calls, "bytes": traffic.bytes, "failures": traffic.failures},
+        }
+
+    async def snapshot(self) -> Sequence[Snapshot]:
+        """Statistics of this router's requests and windows."""
+        return [self._statistics.snapshot()]
+
+    def __del__(self) -> None:
+        """Serve has drained the replica: close what is open."""
+        if hasattr(self, "_desk"):
+            self._desk.close()
+
+    async def _target_stats(self) -> dict[str, Any] | None:
+        call = self._target.options(method_name="stats", _by_reference=True)
+        try:
+            return await asyncio.wait_for(_awaited(call.remote()), STATS_TIMEOUT_S)
+        except Exception as error:
+            logger.debug("no target answers: %s", error)
+            return None
+
+
+async def _awaited(response: Awaitable[Any]) -> Any:
+    return await response
+
+
+def _read_keys(settings: Settings) -> tuple[str, ...]:
+    """One key a line; empty lines and lines that start with # do not count."""
+    if settings.api_keys_file is None:
+        return ()
+    lines = settings.api_keys_file.read_text(encoding="utf-8").splitlines()
+    keys = tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    if not keys:
+        raise ValueError("the file of API keys has no key in it")
+    return keys
+
+
+RouterIngress = serve.ingress()(RouterReplica)

@@ -1,0 +1,167 @@
+"""Every setting of the server, in one frozen object that is read once, at the edge.
+
+Three sources, the later one wins: a YAML file, the environment (``DFLASH_`` and the name in capitals,
+for plain fields), flags. Nothing else in the project reads the environment.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+EMBEDDED = "embedded"
+ENVIRONMENT_PREFIX = "DFLASH_"
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Transport = Literal["ref", "value", "auto"]
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used; the message has one line per fault."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Place(_Strict):
+    """Where the replicas of one deployment run, and how many."""
+
+    replicas: int = Field(default=1, ge=1)
+    max_replicas: int | None = Field(default=None, ge=1)  # set: Serve scales between replicas and this
+    num_cpus: float = Field(default=1.0, ge=0)
+    resources: dict[str, float] = Field(default_factory=dict)  # custom ones, such as apple_silicon
+
+    @model_validator(mode="after")
+    def _order(self) -> "Place":
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise ValueError(f"max_replicas ({self.max_replicas}) is less than replicas ({self.replicas})")
+        return self
+
+
+class Placement(_Strict):
+    """One ``Place`` per deployment. The defaults fit a machine of two cores."""
+
+    router: Place = Place(num_cpus=0.5)
+    target: Place = Place(num_cpus=1.0)
+    drafter: Place = Place(num_cpus=0.5)
+
+
+class Settings(_Strict):
+    """What a person may choose. Field names are also flags, YAML keys and environment variables."""
+
+    # What is served.
+    target: str = EMBEDDED  # "embedded", a path or a hub id
+    drafter: str | None = EMBEDDED  # likewise; None: no drafter, every round is classic
+    served_model_names: tuple[str, ...] = (
+        "dflash-embedded",
+        "demo",
+    )  # the first is the name, the rest aliases
+    max_context: int | None = Field(default=None, ge=16)  # None: the model's own
+
+    # Where it listens.
+    host: str = "127.0.0.1"
+    http_port: Port = 8000
+    grpc_port: Port = 9000
+    api_keys_file: Path | None = None
+    max_body_bytes: int = Field(default=8 * 2**20, ge=1024)
+
+    # Windows and queue.
+    max_rows: int = Field(default=16, ge=1, le=256)  # rows of a window
+    max_windows: int = Field(default=2, ge=1, le=8)  # windows that one target replica holds
+    windows_per_router: int = Field(default=1, ge=1, le=64)  # windows a router fills before it queues
+    max_queue: int = Field(default=64, ge=0)  # waiting requests per router; beyond: 429
+    request_timeout_s: Seconds = 300.0
+    window_max_age_s: Seconds = 30.0
+    block_width: int | None = Field(default=None, ge=1, le=64)  # None: chosen per round from measured costs
+
+    # Exchange between target and drafter.
+    transport: Transport = "auto"
+    ref_threshold_bytes: int = Field(default=256 * 1024, ge=0)  # auto: from here on an array goes as a ref
+    draft_timeout_s: Seconds = 2.0  # a draft that takes longer is abandoned; the round is classic
+    session_ttl_s: Seconds = 60.0  # idle drafter state is dropped after this
+
+    # Machines.
+    blas_threads: int | None = Field(default=None, ge=1)  # None: cores shared out over the MLX replicas
+    placement: Placement = Placement()
+
+    @field_validator("served_model_names", mode="before")
+    @classmethod
+    def _split_names(cls, value: Any) -> Any:
+        return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
+
+    @field_validator("served_model_names")
+    @classmethod
+    def _has_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not names or not all(names):
+            raise ValueError("at least one name, none of them empty")
+        return names
+
+    @field_validator("drafter", mode="before")
+    @classmethod
+    def _no_drafter(cls, value: Any) -> Any:
+        return None if value in ("", "none") else value
+
+    @property
+    def grace_s(self) -> float:
+        """How long a replica may drain: the oldest window's joins, and the longest row after them."""
+        return self.window_max_age_s + self.request_timeout_s + 10.0
+
+    @classmethod
+    def of(cls, value: "Settings | Mapping[str, Any]") -> "Settings":
+        """Validate what an application builder was given; a plain mapping reads the environment too."""
+        return value if isinstance(value, Settings) else load_settings(flags=value)
+
+
+def load_settings(
+    file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Merge file, environment and flags. Flags that are None do not count.
+
+    Raises SettingsError with one readable line per fault.
+    """
+    merged: dict[str, Any] = _read_file(file) if file is not None else {}
+    merged |= _read_environment(os.environ if environment is None else environment)
+    merged |= {name: value for name, value in (flags or {}).items() if value is not None}
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        raise SettingsError(_explain(error)) from None
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{file}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file}: not YAML ({error})") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise SettingsError(f"{file}: expected a mapping of setting names to values")
+    return content
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    plain = {name for name in Settings.model_fields if name != "placement"}
+    found = {name: environment.get(ENVIRONMENT_PREFIX + name.upper()) for name in plain}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _explain(error: ValidationError) -> str:
+    lines: list[str] = []
+    for fault in error.errors():
+        where = ".".join(str(part) for part in fault["loc"]) or "settings"
+        if fault["type"] == "extra_forbidden":
+            known = ", ".join(sorted(Settings.model_fields))
+            lines.append(f"{where}: there is no such setting (known: {known})")
+        else:
+            lines.append(f"{where}: {fault['msg']}, got {fault['input']!r}")
+    return "\n".join(lines)

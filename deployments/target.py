@@ -1,0 +1,109 @@
+"""The target deployment: a streaming call per burst window, played on the replica's MLX thread."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.handle import DeploymentHandle
+
+from deployments.engine import Engine, TargetParts
+from deployments.exchange.handle import HandleLink
+from deployments.inbox import Mailbox
+from deployments.lane import Lane
+from deployments.messages import Answer, Closed, Opened, Opening, Refused
+from deployments.mlx_thread import MlxThread
+from deployments.settings import Settings
+from dflash_core.request import WindowId
+
+logger = logging.getLogger("dflash.target")
+
+
+class TargetReplica:
+    """Holds the target model. Serve builds one per replica."""
+
+    async def __init__(self, settings: Settings, engine: Engine, drafter: DeploymentHandle | None = None):
+        """Load and warm the model on the MLX thread; the replica is ready when this returns."""
+        self._name = _replica_name()
+        self._parts: TargetParts | None = None
+        self._thread = MlxThread("target", work=self._step)
+        link = HandleLink(drafter) if drafter is not None else None
+        loop = asyncio.get_running_loop()
+        self._parts = await self._thread.run(lambda: engine.open_target(settings, link, loop))
+
+    async def play(self, opening: Opening, inbox: Mailbox) -> AsyncGenerator[Answer, None]:
+        """Play a window to its end; closing this generator frees the window at once."""
+        window_id = opening.window_id
+        loop = asyncio.get_running_loop()
+        answers: asyncio.Queue[Answer] = asyncio.Queue()
+
+        def post(answer: Answer) -> None:
+            loop.call_soon_threadsafe(answers.put_nowait, answer)
+
+        mail: asyncio.Task[None] | None = None
+        try:
+            if not await self._thread.run(lambda: self._playing.open(window_id, opening.admits, post)):
+                yield Refused("lane_full", self._name)
+                return
+            self._thread.wake()
+            mail = asyncio.create_task(self._read_mail(window_id, inbox))
+            yield Opened(self._name)
+            while True:
+                answer = await answers.get()
+                yield answer
+                if isinstance(answer, Closed):
+                    return
+        finally:
+            if mail is not None:
+                mail.cancel()
+            self._thread.submit(lambda: self._playing.close(window_id))
+
+    async def stats(self) -> dict[str, Any]:
+        """What this replica plays now."""
+        return await self._thread.run(self._count)
+
+    def check_health(self) -> None:
+        """Serve replaces the replica when this raises."""
+        self._thread.check()
+
+    def __del__(self) -> None:
+        """Serve has drained the replica: end the thread."""
+        if hasattr(self, "_thread"):
+            self._thread.stop()
+
+    @property
+    def _playing(self) -> Lane:
+        if self._parts is None:
+            raise RuntimeError("the model is not loaded yet")
+        return self._parts.lane
+
+    def _step(self) -> bool:
+        return self._parts is not None and self._parts.lane.step()
+
+    def _count(self) -> dict[str, Any]:
+        exchange = self._parts.exchange if self._parts is not None else None
+        return {
+            "lane": self._name,
+            "windows": self._playing.num_windows,
+            "rows": self._playing.num_rows,
+            "exchange_refs": exchange.num_refs if exchange is not None else 0,
+        }
+
+    async def _read_mail(self, window_id: WindowId, inbox: Mailbox) -> None:
+        """Hand joins and leaves to the MLX thread; a lost inbox ends the window."""
+        try:
+            async for commands in inbox.take(window_id):
+                self._thread.submit(lambda batch=commands: self._playing.apply(window_id, batch))
+                self._thread.wake()
+        except RayError as error:
+            logger.warning("window %s lost its inbox: %s", window_id, type(error).__name__)
+            self._thread.submit(lambda: self._playing.end(window_id, Closed("inbox_lost")))
+
+
+def _replica_name() -> str:
+    try:
+        return serve.get_replica_context().replica_id.unique_id
+    except Exception:  # outside Serve, as in tests of the class alone
+        return "local"

@@ -1,0 +1,115 @@
+"""A request inside the router: what it has been given, what it may still get, and how it ends."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from deployments.generation import Ended, Event, Generation, TextTokens, Usage
+from dflash_core import errors
+from dflash_core.events import RowProgress
+from dflash_core.request import RowId, RowRequest
+from dflash_core.text.stream import TextStream
+
+MAX_FRUITLESS_MOVES = 5  # a row that kills every window it joins must end at some time
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One request. Its row may move from window to window; text and counts stay here."""
+
+    generation: Generation
+    text: TextStream
+    eos_token_ids: frozenset[int]
+    arrived: float
+    committed: list[int] = field(default_factory=list)
+    events: "asyncio.Queue[Event | Exception]" = field(default_factory=asyncio.Queue)
+    is_over: bool = False
+    was_admitted: bool = False
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    fruitless_moves: int = 0
+    num_rounds: int = 0
+    num_drafted: int = 0
+    num_walked: int = 0
+    num_accepted: int = 0
+
+    @property
+    def row_id(self) -> RowId:
+        """The row's name in every window."""
+        return RowId(self.generation.id)
+
+    def row_request(self) -> RowRequest:
+        """The row as it stands: prompt and what is committed, and the budget that is left."""
+        generation = self.generation
+        return RowRequest(
+            row_id=self.row_id,
+            tokens=generation.prompt_ids + tuple(self.committed),
+            max_tokens=generation.max_tokens - len(self.committed),
+            sampling=generation.sampling,
+            stop_token_ids=generation.stop_token_ids,
+            prompt_length=len(generation.prompt_ids),
+        )
+
+    def usage(self) -> Usage:
+        """Counts up to now."""
+        return Usage(
+            prompt_tokens=len(self.generation.prompt_ids),
+            completion_tokens=len(self.committed),
+            rounds=self.num_rounds,
+            drafted=self.num_drafted,
+            walked=self.num_walked,
+            accepted=self.num_accepted,
+        )
+
+    def take(self, row: RowProgress, now: float) -> None:
+        """Take what a round committed: text to the client, and the end if this was it."""
+        if self.is_over:
+            return
+        self.num_rounds += 1
+        self.num_drafted += row.drafted
+        self.num_walked += row.walked
+        self.num_accepted += row.accepted
+        if row.tokens:
+            self.fruitless_moves = 0
+            self.first_token_at = self.first_token_at or now
+            self.last_token_at = now
+        if row.finish == "error":
+            self.fail(_error_of(row))
+            return
+        delta = self.text.push(row.tokens, is_last_stop=row.finish == "stop")
+        used = row.tokens[: delta.num_tokens_used]
+        self.committed.extend(used)
+        text, stop = delta.text, delta.stop
+        if row.finish is not None and stop is None:
+            rest = self.text.finish()
+            text, stop = text + rest.text, rest.stop
+        if text or used:
+            self.events.put_nowait(TextTokens(text, used, self.usage()))
+        if stop is not None:
+            self._end(Ended("stop", self.usage(), stop))
+        elif row.finish == "stop":
+            last = row.tokens[-1] if row.tokens else None
+            self._end(Ended("stop", self.usage(), None if last in self.eos_token_ids else last))
+        elif row.finish == "length":
+            self._end(Ended("length", self.usage()))
+
+    def fail(self, error: Exception) -> None:
+        """End with an error."""
+        if not self.is_over:
+            self.is_over = True
+            self.events.put_nowait(error)
+
+    def move(self) -> None:
+        """The row's window is over but the row is not; give up if this leads nowhere."""
+        self.fruitless_moves += 1
+        if self.fruitless_moves > MAX_FRUITLESS_MOVES:
+            self.fail(errors.RowFailed("every window that this request joined broke down"))
+
+    def _end(self, event: Ended) -> None:
+        self.is_over = True
+        self.events.put_nowait(event)
+
+
+def _error_of(row: RowProgress) -> errors.DFlashError:
+    message = row.error or "the row could not go on"
+    leaves = (errors.ContextLengthExceeded, errors.InvalidRequest, errors.DeadlineExceeded)
+    return next((leaf(message) for leaf in leaves if leaf.kind == row.error_kind), errors.RowFailed(message))

@@ -1,0 +1,56 @@
+"""A Ray cluster of one's own: short temp directory, loopback, free ports, nothing left behind."""
+
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[int]:
+    """Start Ray and Serve; gives the HTTP port."""
+    import ray
+    from ray import serve
+
+    # Replicas import the tests' own engine, wherever pytest was started.
+    paths = [str(ROOT), str(Path(__file__).parent)]
+    sys.path[:0] = [path for path in paths if path not in sys.path]
+    variables = {
+        "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    folder = tempfile.mkdtemp(prefix="dfs", dir="/tmp")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        ray.init(
+            num_cpus=8,  # logical: the tests scale up
+            include_dashboard=False,
+            _temp_dir=folder,
+            object_store_memory=200 * 2**20,
+            log_to_driver=False,
+            logging_level="warning",
+            _node_ip_address="127.0.0.1",
+        )
+        port = free_port()
+        try:
+            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            yield port
+        finally:
+            serve.shutdown()
+            ray.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
