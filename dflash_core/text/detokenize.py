@@ -1,0 +1,105 @@
+"""Token ids to text, incrementally: each id is looked at a bounded number of times.
+
+Text is handed out as soon as later ids cannot change it; an unfinished UTF-8 sequence is held back.
+Byte-level vocabularies (Qwen's, and nearly all of today's) are exact for every sequence of ids: the
+pieces together are what ``Tokenizer.decode`` gives. Others are decoded through a short window, exact as
+long as the ids spell valid UTF-8.
+"""
+
+import codecs
+from collections.abc import Sequence
+from functools import cache
+from typing import Protocol
+
+from dflash_core.text.tokenizer import Tokenizer
+
+_MAX_HELD_IDS = 16  # no character has more bytes; beyond it the ids are garbage and are not waited for
+
+
+class Detokenizer(Protocol):
+    """One row's text. Fed with committed ids, any number at once."""
+
+    def add(self, ids: Sequence[int]) -> str:
+        """Return the text that is certain now."""
+        ...
+
+    def finish(self) -> str:
+        """Return what was held back; bytes that never became a character are U+FFFD."""
+        ...
+
+
+def detokenizer_for(tokenizer: Tokenizer, *, skip_special: bool = True) -> Detokenizer:
+    """Return a fresh detokeniser that fits the vocabulary."""
+    kind = _ByteLevelDetokenizer if tokenizer.is_byte_level else _WindowDetokenizer
+    return kind(tokenizer, skip_special)
+
+
+class _ByteLevelDetokenizer:
+    """Every token is some bytes, whatever stands around it."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool):
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_ids if skip_special else frozenset[int]()
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, ids: Sequence[int]) -> str:
+        skipped, tokenizer = self._skipped, self._tokenizer
+        return self._utf8.decode(b"".join(_token_bytes(tokenizer.token(i)) for i in ids if i not in skipped))
+
+    def finish(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _WindowDetokenizer:
+    """Decodes new ids together with the last ones before them, and hands out the difference.
+
+    The ids before give the context that SentencePiece-like decoders need: a leading space is dropped
+    from the first word only, and byte tokens join into a character.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool):
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._context: list[int] = []  # the text of these is out
+        self._held: list[int] = []
+
+    def add(self, ids: Sequence[int]) -> str:
+        skipped = self._tokenizer.special_ids if self._skip_special else ()
+        self._held += (i for i in ids if i not in skipped)
+        text = self._held_text()
+        if text.endswith("\ufffd") and len(self._held) <= _MAX_HELD_IDS:
+            return ""
+        if text:
+            self._context, self._held = self._held, []
+        return text
+
+    def finish(self) -> str:
+        text = self._held_text()
+        self._context, self._held = self._held, []
+        return text
+
+    def _held_text(self) -> str:
+        before = self._decode(self._context)
+        return self._decode(self._context + self._held)[len(before) :]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special=self._skip_special)
+
+
+@cache
+def _byte_of_character() -> dict[str, int]:
+    """The table of byte-level vocabularies: printable bytes stand for themselves, others are moved up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(0x100) if chr(byte) not in table)
+    return table | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+def _token_bytes(token: str | None) -> bytes:
+    if token is None:  # a model's output is often wider than the vocabulary
+        return b""
+    table = _byte_of_character()
+    try:
+        return bytes([table[character] for character in token])
+    except KeyError:  # an added token: its text as it stands
+        return token.encode()
