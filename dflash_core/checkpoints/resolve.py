@@ -50,26 +50,31 @@ def resolve(name: str) -> Path:
 
 def _download(repo: str, revision: str | None) -> Path:
     import huggingface_hub
-    from huggingface_hub import errors
 
-    where = repo if revision is None else f"{repo}@{revision}"
     try:
         folder = huggingface_hub.snapshot_download(
             repo, revision=revision, allow_patterns=list(_ALLOWED_FILES)
         )
-    except errors.GatedRepoError as error:
-        raise CheckpointError(f"{where}: gated on the hub; accept its terms there and log in") from error
-    except errors.RevisionNotFoundError as error:
-        raise CheckpointError(f"{where}: the hub has no revision {revision!r} of it") from error
-    except errors.RepositoryNotFoundError as error:
-        raise CheckpointError(
-            f"{where}: neither a directory here nor a model on the hub that you may read"
-        ) from error
-    except errors.LocalEntryNotFoundError as error:
-        raise CheckpointError(
-            f"{where}: not in the hub's cache, and the hub cannot be reached; "
-            "expected a network or a local path"
-        ) from error
-    except (OSError, errors.HFValidationError) as error:
-        raise CheckpointError(f"{where}: the hub's download failed ({type(error).__name__})") from error
+    except Exception as error:  # also whatever its HTTP client raises, which is not the hub's to promise
+        where = repo if revision is None else f"{repo}@{revision}"
+        raise CheckpointError(f"{where}: {_reason(error)}") from error
     return Path(folder)
+
+
+def _reason(error: Exception) -> str:
+    """Put the hub client's error into our words."""
+    from huggingface_hub import errors
+
+    match error:
+        case errors.GatedRepoError():
+            return "gated on the hub; accept its terms there and log in"
+        case errors.RevisionNotFoundError():
+            return "the hub has the model, but no revision of that name"
+        case errors.RepositoryNotFoundError():
+            return "neither a directory here nor a model on the hub that you may read"
+        case errors.LocalEntryNotFoundError() | errors.OfflineModeIsEnabled():
+            return "not in the hub's cache, and the hub cannot be reached; expected a network or a local path"
+        case OSError(strerror=str(words)):
+            return f"the hub's download failed ({words})"
+        case _:
+            return f"the hub's download failed ({type(error).__name__})"
