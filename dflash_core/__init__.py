@@ -7,3 +7,8 @@ Shape letters, used on every array argument and return:
 feature chunk · ``S`` keys (cache capacity) · ``D`` hidden size · ``F`` concatenated tapped features
 (taps x D) · ``V`` vocabulary · ``H`` heads · ``L`` layers.
 """
+
+from dflash_core import blas
+
+# Before anything imports MLX: a library loaded later would not be found.
+blas.prepare()

@@ -1,0 +1,1 @@
+"""Pure array functions: no weights, no rows, no state of their own."""

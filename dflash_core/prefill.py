@@ -1,0 +1,98 @@
+"""Rows whose prompt is still being read, in chunks that interleave with rounds.
+
+A row is prefilled up to its last token, which becomes the first round's anchor: a fresh request and
+one continued elsewhere (prompt + committed tokens) take exactly the same path.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash_core.protocols import Drafter, FeatureBlock
+from dflash_core.request import RowId, WindowId
+from dflash_core.row import Row
+from dflash_core.row_cache import FRESH, RowCaches, bucket_capacity, bucket_rows
+from dflash_core.target import Target
+
+_SMALLEST_CHUNK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A row ready for its first round, and where its state lies."""
+
+    row: Row
+    slot: int
+
+
+class PrefillBatch:
+    """At most ``max_rows`` rows, prefilled together with a chunk of tokens per step."""
+
+    def __init__(self, window_id: WindowId, target: Target, drafter: Drafter, *, max_rows: int, chunk: int):
+        self._window_id, self._target, self._drafter = window_id, target, drafter
+        self._chunk = chunk
+        self.max_rows = max_rows
+        self.rows: list[Row | None] = [None]
+        self.caches: RowCaches = target.new_caches(1, bucket_capacity(chunk))
+
+    @property
+    def num_rows(self) -> int:
+        """Rows being prefilled."""
+        return sum(row is not None for row in self.rows)
+
+    def add(self, row: Row) -> None:
+        """Give a row a slot."""
+        if None not in self.rows:
+            layout = [*range(len(self.rows)), *([FRESH] * len(self.rows))]
+            self.caches.arrange(layout, self._chunk)
+            self.rows += [None] * (len(layout) - len(self.rows))
+        slot = self.rows.index(None)
+        self.rows[slot] = row
+        self.caches.reset(slot)
+
+    def remove(self, row_id: RowId) -> bool:
+        """Free a row's slot; whether it was here."""
+        for slot, row in enumerate(self.rows):
+            if row is not None and row.row_id == row_id:
+                self._free(slot)
+                return True
+        return False
+
+    def _free(self, slot: int) -> None:
+        self.rows[slot] = None
+        self.caches.lengths[slot] = 0
+
+    def step(self) -> int:
+        """Run one chunk of every row's prompt; returns the number of prompt tokens read."""
+        remaining = np.array([self._remaining(slot) for slot in range(len(self.rows))], dtype=np.int32)
+        width = min(self._chunk, max(_SMALLEST_CHUNK, bucket_rows(int(remaining.max(initial=0)))))
+        counts = np.minimum(remaining, width)
+        tokens = np.zeros((len(self.rows), width), dtype=np.int32)
+        starts = self.caches.lengths.copy()
+        for slot, row in enumerate(self.rows):
+            if row is not None:
+                part = row.request.tokens[starts[slot] : starts[slot] + counts[slot]]
+                tokens[slot, : len(part)] = part
+        x = self._target.prefill(self.caches, tokens, counts)
+        row_ids = tuple(None if row is None else row.row_id for row in self.rows)
+        self._drafter.extend(self._window_id, FeatureBlock(row_ids, starts, counts, x))
+        return int(counts.sum())
+
+    def finished(self) -> list[Prefilled]:
+        """Rows whose prompt is read; the caller copies each out and then calls ``release``."""
+        return [
+            Prefilled(row, slot)
+            for slot, row in enumerate(self.rows)
+            if row is not None and self._remaining(slot) == 0
+        ]
+
+    def release(self, slot: int) -> None:
+        """Free the slot of a row that was copied out; an empty batch shrinks to one slot."""
+        self._free(slot)
+        if self.num_rows == 0 and len(self.rows) > 1:
+            self.rows = [None]
+            self.caches = self._target.new_caches(1, bucket_capacity(self._chunk))
+
+    def _remaining(self, slot: int) -> int:
+        row = self.rows[slot]
+        return 0 if row is None else len(row.request.tokens) - 1 - int(self.caches.lengths[slot])

@@ -1,0 +1,41 @@
+"""A request inside a window, and what it still has to say."""
+
+from dataclasses import dataclass, field
+
+from dflash_core.events import FinishReason
+from dflash_core.request import RowId, RowRequest
+
+
+@dataclass(slots=True)
+class Row:
+    """One row's host state. ``anchor`` is its newest token, not yet run through the target."""
+
+    request: RowRequest
+    anchor: int = field(init=False)
+    budget: int = field(init=False)  # tokens it may still emit
+
+    def __post_init__(self) -> None:
+        self.anchor = self.request.tokens[-1]
+        self.budget = self.request.max_tokens
+
+    @property
+    def row_id(self) -> RowId:
+        """Its name."""
+        return self.request.row_id
+
+    def commit(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Take a round's tokens; returns those it emits (cut after a stop token) and why it ends, if so."""
+        emitted, reason = cut(tokens, self.budget, self.request.stop_token_ids)
+        self.budget -= len(emitted)
+        self.anchor = emitted[-1]
+        return emitted, reason
+
+
+def cut(
+    tokens: tuple[int, ...], budget: int, stop_token_ids: frozenset[int]
+) -> tuple[tuple[int, ...], FinishReason | None]:
+    """The prefix of ``tokens`` that a row may emit: up to its budget, through its first stop token."""
+    for i, token in enumerate(tokens[:budget]):
+        if token in stop_token_ids:
+            return tokens[: i + 1], "stop"
+    return tokens[:budget], ("length" if len(tokens) >= budget else None)

@@ -1,0 +1,115 @@
+"""How the target chooses its own token at every position of a block.
+
+One path for greedy and sampled rows: the arg-max of ``logits + T * g`` with Gumbel noise g keyed by
+(request seed, absolute position of the token); T = 0 is greedy. A draft is accepted while it equals
+that choice, so the emitted sequence is a function of the request alone: the same with and without
+speculation, in any batch, after any join or restart. Truncations (top-k, top-p, min-p, in that
+order) act on the target's logits only.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import mlx.core as mx
+import numpy as np
+
+from dflash_core.ops import fastmath
+from dflash_core.request import Sampling
+
+Variant = Literal["greedy", "sampled", "truncated"]
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingArrays:
+    """The settings of a window's rows as arrays; made anew when rows come or go."""
+
+    variant: Variant  # the least work that serves every row
+    temperature: mx.array  # [B] float32, 0 for greedy rows
+    top_k: mx.array  # [B] int32, V where off
+    top_p: mx.array  # [B] float32
+    min_p: mx.array  # [B] float32
+    keys: mx.array  # [B, 2] uint32
+
+    def as_list(self) -> list[mx.array]:
+        """The arrays alone, in field order, for a compiled region."""
+        return [self.temperature, self.top_k, self.top_p, self.min_p, self.keys]
+
+
+def seed_key(seed: int) -> tuple[int, int]:
+    """Two 32-bit words from a 64-bit seed, far apart for neighbouring seeds."""
+    digest = hashlib.sha256((seed & (2**64 - 1)).to_bytes(8, "little")).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
+
+
+def pack(rows: Sequence[Sampling | None], vocab_size: int) -> SamplingArrays:
+    """Arrays for the slots of a window; ``None`` is an idle slot."""
+    settings = [row or GREEDY for row in rows]
+    sampled = [s for s in settings if s.temperature > 0]
+    is_truncated = any(s.top_k > 0 or s.top_p < 1 or s.min_p > 0 for s in sampled)
+    variant: Variant = "truncated" if is_truncated else "sampled" if sampled else "greedy"
+    top_k = [s.top_k if 0 < s.top_k < vocab_size else vocab_size for s in settings]
+    return SamplingArrays(
+        variant=variant,
+        temperature=mx.array([s.temperature for s in settings], dtype=mx.float32),
+        top_k=mx.array(top_k, dtype=mx.int32),
+        top_p=mx.array([s.top_p for s in settings], dtype=mx.float32),
+        min_p=mx.array([s.min_p for s in settings], dtype=mx.float32),
+        keys=mx.array(np.array([seed_key(s.seed) for s in settings], dtype=np.uint32)),
+    )
+
+
+def choose(logits: mx.array, positions: mx.array, arrays: SamplingArrays) -> mx.array:
+    """The target's token at each place: logits [B, K, V], absolute positions [B, K] -> ids [B, K]."""
+    if arrays.variant == "greedy":
+        return mx.argmax(logits, axis=-1).astype(mx.int32)
+    logits = logits.astype(mx.float32)
+    temperature = arrays.temperature[:, None, None]
+    noisy = logits + temperature * gumbel(arrays.keys, positions, logits.shape[-1])
+    if arrays.variant == "truncated":
+        noisy = mx.where(keep_mask(logits, arrays), noisy, mx.array(-mx.inf))
+    # Greedy rows of a mixed window take the plain logits: not even a rounding differs from greedy.
+    scores = mx.where(temperature > 0, noisy, logits)
+    return mx.argmax(scores, axis=-1).astype(mx.int32)
+
+
+def gumbel(keys: mx.array, positions: mx.array, vocab_size: int) -> mx.array:
+    """Gumbel noise [B, K, V] from row keys [B, 2] and absolute positions [B, K].
+
+    ``-log(-log1p(-u))`` with u = (bits + 1/2) / 2^32 keeps the resolution where noise is large
+    (MLX's own Gumbel is coarse near its top).
+    """
+    B, K = positions.shape
+    low = keys[:, 1:] + positions.astype(mx.uint32)  # [B, K], wraps
+    high = mx.broadcast_to(keys[:, :1], (B, K))
+    place_keys = mx.stack([high, low], axis=-1).reshape(B * K, 2)
+
+    def uniform(key: mx.array) -> mx.array:
+        return mx.random.uniform(shape=(vocab_size,), key=key)
+
+    u = mx.vmap(uniform)(place_keys)
+    u = u + 2.0**-33  # uniform is bits / 2^32: fine near 0, where the largest noise comes from
+    return -mx.log(-mx.log1p(-u)).reshape(B, K, vocab_size)
+
+
+def keep_mask(logits: mx.array, arrays: SamplingArrays) -> mx.array:
+    """Which tokens survive top-k, then top-p, then min-p [B, K, V]; ties at the cut all survive.
+
+    Each cut keeps a prefix of the tokens sorted by logit, so one sort serves all three.
+    """
+    temperature = mx.maximum(arrays.temperature, 1e-6)[:, None, None]
+    descending = -mx.sort(-logits, axis=-1)
+    rank = mx.arange(logits.shape[-1])
+    in_k = rank < arrays.top_k[:, None, None]
+    scaled = mx.where(in_k, (descending - descending[..., :1]) / temperature, mx.array(-mx.inf))
+    p = fastmath.exp(mx.maximum(scaled, -80.0)) * in_k
+    p = p / mx.sum(p, axis=-1, keepdims=True)
+    before = mx.cumsum(p, axis=-1) - p
+    in_p = (before < arrays.top_p[:, None, None]) | (rank == 0)
+    p = mx.where(in_p, p, 0.0)  # min-p compares probabilities of what top-p left, a common factor
+    in_min = p >= arrays.min_p[:, None, None] * p[..., :1]
+    kept = mx.sum((in_k & in_p & in_min).astype(mx.int32), axis=-1, keepdims=True)
+    cut = mx.take_along_axis(descending, mx.maximum(kept - 1, 0), axis=-1)
+    return logits >= cut

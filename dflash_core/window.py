@@ -1,0 +1,244 @@
+"""Rows that move together on one lane: they join and leave at round boundaries.
+
+A window holds slots (a power of two, shrunk to its live rows), a prefill batch and rows that wait
+for a free slot. ``step`` is all there is to play it: at most one prefill chunk, then one round.
+Everything here runs on the MLX thread.
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from dflash_core.errors import ContextLengthExceeded, InvalidRequest
+from dflash_core.events import RoundReport, RowProgress
+from dflash_core.prefill import PrefillBatch, Prefilled
+from dflash_core.protocols import Drafter, Drafts, FeatureBlock
+from dflash_core.request import RowId, RowRequest, WindowId
+from dflash_core.round import Plan, play_round
+from dflash_core.row import Row
+from dflash_core.row_cache import FRESH, bucket_rows
+from dflash_core.sampling import SamplingArrays, pack
+from dflash_core.target import BlockInput, Outcome, Target
+from dflash_core.waiting import WaitingFeatures
+from dflash_core.width import WidthPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPolicy:
+    """Chosen when a window forms; the round loop has no branch on any of it."""
+
+    width: WidthPolicy
+    max_rows: int = 16
+    accept: str = "per_row"
+    prefill_rows: int = 4
+    prefill_chunk: int = 64
+
+
+class Window:
+    """A set of rows and their state."""
+
+    def __init__(self, window_id: WindowId, target: Target, drafter: Drafter, policy: WindowPolicy):
+        self.window_id = window_id
+        self.target, self.drafter, self.policy = target, drafter, policy
+        self.rows: list[Row | None] = [None]
+        self.caches = target.new_caches(1, 1)
+        self._queue: deque[Row] = deque()
+        self._prefill = PrefillBatch(
+            window_id, target, drafter, max_rows=policy.prefill_rows, chunk=policy.prefill_chunk
+        )
+        self._waiting = WaitingFeatures(1, target.feature_size, target.feature_dtype)
+        self._sampling: SamplingArrays | None = None
+        self._num_rounds = 0
+
+    # Membership
+
+    @property
+    def num_live(self) -> int:
+        """Rows in the round."""
+        return sum(row is not None for row in self.rows)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows live, prefilling or waiting."""
+        return self.num_live + self._prefill.num_rows + len(self._queue)
+
+    @property
+    def free_rows(self) -> int:
+        """Rows that could join now."""
+        return max(0, self.policy.max_rows - self.num_rows)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self.num_rows > 0
+
+    def admit(self, request: RowRequest) -> None:
+        """Queue a row; it takes a slot when one is free.
+
+        Raises ContextLengthExceeded if its tokens and budget do not fit, InvalidRequest if it is empty
+        or names tokens outside the vocabulary: MLX would not check.
+        """
+        if not request.tokens or request.max_tokens < 1:
+            raise InvalidRequest("a row needs at least one token and one token of budget")
+        if len(request.tokens) + request.max_tokens > self.target.max_context:
+            raise ContextLengthExceeded(
+                f"{len(request.tokens)} tokens and {request.max_tokens} to come exceed the context "
+                f"of {self.target.max_context}"
+            )
+        if min(request.tokens) < 0 or max(request.tokens) >= self.target.vocab_size:
+            raise InvalidRequest(f"token ids must lie in 0..{self.target.vocab_size - 1}", param="prompt")
+        self._queue.append(Row(request))
+
+    def retire(self, row_id: RowId) -> None:
+        """Remove a row, wherever it is, before the next round. Unknown ids are ignored."""
+        for row in self._queue:
+            if row.row_id == row_id:
+                self._queue.remove(row)
+                return
+        if self._prefill.remove(row_id):
+            self.drafter.drop(self.window_id, (row_id,))
+            return
+        for slot, row in enumerate(self.rows):
+            if row is not None and row.row_id == row_id:
+                self._vacate(slot, scrub=False)
+                return
+
+    def close(self) -> None:
+        """Drop every row and the drafter's contexts."""
+        self._queue.clear()
+        self.rows = [None]
+        self.drafter.close(self.window_id)
+
+    # Playing
+
+    def step(self) -> RoundReport:
+        """Read at most one chunk of prompts, then play one round for the live rows."""
+        began = time.perf_counter()
+        num_prefilled = self._advance_prefill()
+        prefill_seconds = time.perf_counter() - began
+        self._fit_slots(0)
+        if self.num_live == 0:
+            return self._report(0, (), 0, num_prefilled, {"prefill": prefill_seconds})
+        num_live = self.num_live
+        played = play_round(self)
+        report = self._report(
+            played.width, played.rows, num_live, num_prefilled, {"prefill": prefill_seconds, **played.seconds}
+        )
+        self.policy.width.observe(report)
+        return report
+
+    def plan(self) -> Plan:
+        """What the next round is about: who plays, how wide, what the drafter lacks."""
+        budgets = np.array([0 if row is None else row.budget for row in self.rows], dtype=np.int32)
+        anchors = np.array([0 if row is None else row.anchor for row in self.rows], dtype=np.int32)
+        width = self.policy.width.choose(self.num_live, len(self.rows))
+        width = min(width, self.drafter.block_size, bucket_rows(int(budgets.max())))
+        x, counts = self._waiting.merged()
+        row_ids = tuple(None if row is None else row.row_id for row in self.rows)
+        if self._sampling is None:
+            settings = [None if row is None else row.request.sampling for row in self.rows]
+            self._sampling = pack(settings, self.target.vocab_size)
+        return Plan(
+            width=width,
+            block=BlockInput(mx.array(anchors), budgets, self._sampling),
+            features=FeatureBlock(row_ids, self.caches.lengths - counts, counts, x),
+        )
+
+    def settle(self, drafts: Drafts, outcome: Outcome, features: mx.array) -> tuple[RowProgress, ...]:
+        """Commit a round on the host: lengths, waiting features, tokens per row, rows that end."""
+        if drafts.has_taken:
+            self._waiting.clear()
+        kept = (outcome.accepted + 1).astype(np.int32)  # 0 for idle slots
+        self.caches.lengths += kept
+        self._waiting.add(features, kept)
+        self._num_rounds += 1
+        return tuple(
+            self._settle_row(slot, row, outcome) for slot, row in enumerate(self.rows) if row is not None
+        )
+
+    def _settle_row(self, slot: int, row: Row, outcome: Outcome) -> RowProgress:
+        drafted = outcome.chosen.shape[1] - 1
+        if not outcome.is_finite[slot]:
+            self._vacate(slot, scrub=True)
+            return RowProgress(
+                row.row_id, (), drafted, 0, 0, "error", "the model produced a non-finite value", "row_failed"
+            )
+        accepted = int(outcome.accepted[slot])
+        tokens, reason = row.commit(tuple(outcome.chosen[slot, : accepted + 1].tolist()))
+        if reason is not None:
+            self._vacate(slot, scrub=False)
+        walked = int(outcome.walked[slot])
+        return RowProgress(row.row_id, tokens, drafted, walked, min(accepted, len(tokens)), reason)
+
+    # Slots
+
+    def _advance_prefill(self) -> int:
+        """Admit waiting rows as slots allow, read one chunk, move finished rows into the round."""
+        self._start_waiting()
+        num_tokens = self._prefill.step() if self._prefill.num_rows else 0
+        for done in self._prefill.finished():
+            self._join(done)
+        return num_tokens
+
+    def _start_waiting(self) -> None:
+        while self._queue and self._prefill.num_rows < self._prefill.max_rows:
+            if self.num_live + self._prefill.num_rows >= self.policy.max_rows:
+                return
+            self._prefill.add(self._queue.popleft())
+
+    def _join(self, done: Prefilled) -> None:
+        self._fit_slots(1)
+        slot = self.rows.index(None)
+        length = int(self._prefill.caches.lengths[done.slot])
+        self.caches.reserve_length(length)
+        self.caches.copy_row(slot, self._prefill.caches, done.slot)
+        self._prefill.release(done.slot)
+        self.rows[slot] = done.row
+        self._sampling = None
+
+    def _vacate(self, slot: int, *, scrub: bool) -> None:
+        """Free a slot; ``scrub`` zeroes all that its row leaves behind, which may not be finite."""
+        row = self.rows[slot]
+        assert row is not None
+        self.rows[slot] = None
+        self.caches.lengths[slot] = 0
+        self._waiting.forget(slot, scrub=scrub)
+        self._sampling = None
+        self.drafter.drop(self.window_id, (row.row_id,))
+        if scrub:
+            self.caches.clear(slot)
+
+    def _fit_slots(self, num_joining: int) -> None:
+        """Grow to hold joining rows; shrink when at most half is live and nobody is about to join."""
+        wanted = bucket_rows(self.num_live + num_joining)
+        is_quiet = not self._queue and self._prefill.num_rows == 0
+        if wanted == len(self.rows) or (wanted < len(self.rows) and not (is_quiet and num_joining == 0)):
+            return
+        live = [slot for slot, row in enumerate(self.rows) if row is not None]
+        layout = [*live, *([FRESH] * (wanted - len(live)))]
+        self.caches.arrange(layout, self.drafter.block_size)
+        self._waiting.arrange(layout)
+        self.rows = [None if slot == FRESH else self.rows[slot] for slot in layout]
+        self._sampling = None
+
+    def _report(
+        self,
+        width: int,
+        rows: tuple[RowProgress, ...],
+        num_live: int,
+        num_prefilled: int,
+        seconds: dict[str, float],
+    ) -> RoundReport:
+        return RoundReport(
+            window_id=self.window_id,
+            round_index=self._num_rounds,
+            width=width,
+            rows=rows,
+            live_rows=num_live,
+            prefilling_rows=self._prefill.num_rows + len(self._queue),
+            prefilled_tokens=num_prefilled,
+            seconds=seconds,
+        )
