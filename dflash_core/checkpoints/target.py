@@ -14,14 +14,13 @@ from dflash_core.errors import CheckpointError
 
 if TYPE_CHECKING:
     import mlx.core as mx
-    import mlx.nn as nn
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedTarget:
     """A target in memory. ``model`` is mlx-lm's; its text model is ``model.language_model``."""
 
-    model: "nn.Module"
+    model: Any  # nn.Module, whose attributes have no types
     spec: TargetSpec
     dtype: "mx.Dtype"  # of weights (scales, if quantised) and activations
 

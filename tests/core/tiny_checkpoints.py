@@ -221,7 +221,7 @@ def _target_weights(text: Mapping[str, Any], rng: np.random.Generator, dtype: mx
         layer = mixer | {
             "mlp.gate_proj.weight": draw.matrix(inner, hidden),
             "mlp.up_proj.weight": draw.matrix(inner, hidden),
-            "mlp.down_proj.weight": draw.matrix(hidden, inner, 2.0),
+            "mlp.down_proj.weight": draw.matrix(hidden, inner, 1.5),
             "input_layernorm.weight": draw.norm(hidden, 0.0),
             "post_attention_layernorm.weight": draw.norm(hidden, 0.0),
         }
@@ -246,7 +246,7 @@ def _linear(text: Mapping[str, Any], draw: _Draw, rng: np.random.Generator) -> W
         "linear_attn.A_log": mx.array(rng.uniform(-3.0, 0.5, heads).astype(np.float32)),
         "linear_attn.dt_bias": draw.normal((heads,), 0.5, mean=-1.0),
         "linear_attn.norm.weight": draw.norm(text["linear_value_head_dim"], 1.0),
-        "linear_attn.out_proj.weight": draw.matrix(hidden, values, 2.0),
+        "linear_attn.out_proj.weight": draw.matrix(hidden, values, 1.5),
     }
 
 
@@ -257,9 +257,9 @@ def _attention(text: Mapping[str, Any], draw: _Draw) -> Weights:
         "self_attn.q_proj.weight": draw.matrix(2 * queries, hidden),
         "self_attn.k_proj.weight": draw.matrix(keys, hidden),
         "self_attn.v_proj.weight": draw.matrix(keys, hidden),
-        "self_attn.o_proj.weight": draw.matrix(hidden, queries, 3.0),
-        "self_attn.q_norm.weight": draw.norm(size, 0.5),
-        "self_attn.k_norm.weight": draw.norm(size, 0.5),
+        "self_attn.o_proj.weight": draw.matrix(hidden, queries, 2.0),
+        "self_attn.q_norm.weight": draw.norm(size, 0.25),
+        "self_attn.k_norm.weight": draw.norm(size, 0.25),
     }
 
 
