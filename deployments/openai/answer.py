@@ -73,18 +73,27 @@ class Answer:
 
     def chunks(self, event: Event) -> list[Json]:
         """Take an event and return the chunks it gives a stream."""
+        if not self._shows(event):
+            self.add(event)
+            return []
+        opening = self._opening()  # with the usage before this event
         self.add(event)
-        delivery = self._generation.delivery
         match event:
+            case TextTokens(text, token_ids):
+                return [*opening, self._chunk(self._dialect.delta(text), token_ids)]
+            case Ended():
+                return [*opening, *self._closing(event)]
             case Started():
                 return []
-            case TextTokens(text, token_ids):
+
+    def _shows(self, event: Event) -> bool:
+        match event:
+            case TextTokens(text):
                 # Text held back leaves a round with nothing to show, unless numbers were asked for.
-                if not text and not delivery.return_token_ids and not delivery.continuous_usage:
-                    return []
-                return [*self._opening(), self._chunk(self._dialect.delta(text), token_ids)]
-            case Ended():
-                return [*self._opening(), *self._closing(event)]
+                delivery = self._generation.delivery
+                return bool(text) or delivery.return_token_ids or delivery.continuous_usage
+            case _:
+                return isinstance(event, Ended)
 
     def add(self, event: Event) -> None:
         """Take an event."""

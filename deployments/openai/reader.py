@@ -40,8 +40,10 @@ class EventReader:
 
     async def next(self, timeout: float | None = None) -> Event | None:
         """Return the next event, or None if there was none in time; raise what the backend raised."""
+        # Not wait_for: below Python 3.12 it loses a cancellation that meets a ready item.
         try:
-            item = await asyncio.wait_for(self._queue.get(), timeout)
+            async with asyncio.timeout(timeout):
+                item = await self._queue.get()
         except TimeoutError:
             return None
         if isinstance(item, Exception):
