@@ -1,7 +1,7 @@
 """Rows whose prompt is still being read, in chunks that interleave with rounds.
 
-A row is prefilled up to its last token, which becomes the first round's anchor: a fresh request and
-one continued elsewhere (prompt + committed tokens) take exactly the same path.
+The target's own token after the prompt is the row's first, and the anchor of its first round. A fresh
+request and one continued elsewhere (prompt + committed tokens) take exactly the same path.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,20 @@ from dflash_core.protocols import Drafter, FeatureBlock
 from dflash_core.request import RowId, WindowId
 from dflash_core.row import Row
 from dflash_core.row_cache import FRESH, RowCaches, bucket_capacity, bucket_rows
-from dflash_core.target import Target
+from dflash_core.sampling import SamplingArrays, pack
+from dflash_core.target import Target, Verdict
 
 _SMALLEST_CHUNK = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """A row ready for its first round, and where its state lies."""
+    """A row whose prompt is read, where its state lies, and its first token."""
 
     row: Row
     slot: int
+    token: int
+    is_finite: bool
 
 
 class PrefillBatch:
@@ -34,6 +37,7 @@ class PrefillBatch:
         self.max_rows = max_rows
         self.rows: list[Row | None] = [None]
         self.caches: RowCaches = target.new_caches(1, bucket_capacity(chunk))
+        self._sampling: SamplingArrays | None = None
 
     @property
     def num_rows(self) -> int:
@@ -49,6 +53,7 @@ class PrefillBatch:
         slot = self.rows.index(None)
         self.rows[slot] = row
         self.caches.reset(slot)
+        self._sampling = None
 
     def remove(self, row_id: RowId) -> bool:
         """Free a row's slot; whether it was here."""
@@ -62,8 +67,12 @@ class PrefillBatch:
         self.rows[slot] = None
         self.caches.lengths[slot] = 0
 
-    def step(self) -> int:
-        """Run one chunk of every row's prompt; returns the number of prompt tokens read."""
+    def step(self) -> tuple[int, list[Prefilled]]:
+        """Run one chunk of every row's prompt.
+
+        Returns the number of prompt tokens read and the rows whose prompt is read whole; the caller
+        copies each out and then calls ``release``. Blocks only if there are such rows.
+        """
         remaining = np.array([self._remaining(slot) for slot in range(len(self.rows))], dtype=np.int32)
         width = min(self._chunk, max(_SMALLEST_CHUNK, bucket_rows(int(remaining.max(initial=0)))))
         counts = np.minimum(remaining, width)
@@ -73,26 +82,40 @@ class PrefillBatch:
             if row is not None:
                 part = row.request.tokens[starts[slot] : starts[slot] + counts[slot]]
                 tokens[slot, : len(part)] = part
-        x = self._target.prefill(self.caches, tokens, counts)
+        if self._sampling is None:
+            settings = [None if row is None else row.request.sampling for row in self.rows]
+            self._sampling = pack(settings, self._target.vocab_size)
+        verdict = self._target.prefill(self.caches, tokens, counts, self._sampling)
         row_ids = tuple(None if row is None else row.row_id for row in self.rows)
-        self._drafter.extend(self._window_id, FeatureBlock(row_ids, starts, counts, x))
-        return int(counts.sum())
+        self._drafter.extend(self._window_id, FeatureBlock(row_ids, starts, counts, verdict.features))
+        return int(counts.sum()), self._finished(verdict)
 
-    def finished(self) -> list[Prefilled]:
-        """Rows whose prompt is read; the caller copies each out and then calls ``release``."""
-        return [
-            Prefilled(row, slot)
+    def _finished(self, verdict: Verdict) -> list[Prefilled]:
+        done = [
+            (slot, row)
             for slot, row in enumerate(self.rows)
             if row is not None and self._remaining(slot) == 0
         ]
+        if not done:
+            return []
+        outcome = verdict.read()
+        return [
+            Prefilled(row, slot, int(outcome.chosen[slot, 0]), bool(outcome.is_finite[slot]))
+            for slot, row in done
+        ]
 
-    def release(self, slot: int) -> None:
-        """Free the slot of a row that was copied out; an empty batch shrinks to one slot."""
+    def release(self, slot: int, *, scrub: bool) -> None:
+        """Free the slot of a row that is done here; an empty batch shrinks to one slot.
+
+        ``scrub`` zeroes what the row leaves behind, which may not be finite.
+        """
         self._free(slot)
+        if scrub:
+            self.caches.clear(slot)
         if self.num_rows == 0 and len(self.rows) > 1:
             self.rows = [None]
             self.caches = self._target.new_caches(1, bucket_capacity(self._chunk))
 
     def _remaining(self, slot: int) -> int:
         row = self.rows[slot]
-        return 0 if row is None else len(row.request.tokens) - 1 - int(self.caches.lengths[slot])
+        return 0 if row is None else len(row.request.tokens) - int(self.caches.lengths[slot])

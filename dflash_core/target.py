@@ -73,7 +73,7 @@ class Target:
         self._projection = projection
         self._feature_size = feature_size
         self._verifies: dict[tuple[Variant, str], Callable[..., Any]] = {}
-        self._prefill = mx.compile(self._run_prefill)
+        self._prefills: dict[Variant, Callable[..., Any]] = {}
 
     @property
     def feature_size(self) -> int:
@@ -89,28 +89,35 @@ class Target:
         """Empty caches."""
         return RowCaches(self.cache_shape, num_slots, capacity)
 
-    def prefill(self, caches: RowCaches, tokens: np.ndarray, counts: np.ndarray) -> mx.array:
-        """Run ``tokens`` [B, T] after each slot's length, ``counts`` [B] of them real.
+    def prefill(
+        self, caches: RowCaches, tokens: np.ndarray, counts: np.ndarray, sampling: SamplingArrays
+    ) -> Verdict:
+        """Run ``tokens`` [B, T] after each slot's length, ``counts`` [B] of them real; advances the caches.
 
-        Advances the caches and returns projected features [B, T, D] (garbage beyond the counts).
+        The outcome's ``chosen`` [B, 1] is the target's own token after each row's last real one; the
+        features [B, T, D] are garbage beyond the counts.
         """
         caches.reserve(tokens.shape[1])
         lengths = mx.array(caches.lengths)
+        run = self._prefills.get(sampling.variant)
+        if run is None:
+            run = self._prefills[sampling.variant] = mx.compile(self._make_prefill(sampling.variant))
         arrays = caches.take()
-        features, *rest = self._prefill(
+        packed, features, *rest = run(
             mx.array(tokens),
             lengths,
             mx.array(counts),
+            sampling.as_list(),
             arrays.keys,
             arrays.values,
             arrays.states,
             arrays.conv,
         )
         del arrays
-        mx.async_eval(features, *rest)
+        mx.async_eval(packed, features, *rest)
         caches.put(CacheArrays(*rest))
         caches.lengths += counts
-        return features
+        return Verdict(packed, features)
 
     def verify(self, caches: RowCaches, block: BlockInput, drafts: mx.array, accept: str) -> Verdict:
         """Check ``drafts`` [B, K - 1] after the anchors and commit what the policy keeps.
@@ -144,19 +151,27 @@ class Target:
     def _project(self, features: mx.array) -> mx.array:
         return features if self._projection is None else self._projection(features)
 
-    def _run_prefill(
-        self,
-        tokens: mx.array,
-        lengths: mx.array,
-        counts: mx.array,
-        keys: list[mx.array],
-        values: list[mx.array],
-        states: mx.array,
-        conv: mx.array,
-    ) -> tuple[Any, ...]:
-        caches = CacheArrays(keys, values, states, conv)
-        features, caches = self.network.prefill(tokens, lengths, counts, caches)
-        return self._project(features), caches.keys, caches.values, caches.states, caches.conv
+    def _make_prefill(self, variant: Variant) -> Callable[..., Any]:
+        def run(
+            tokens: mx.array,
+            lengths: mx.array,
+            counts: mx.array,
+            sampling: list[mx.array],
+            keys: list[mx.array],
+            values: list[mx.array],
+            states: mx.array,
+            conv: mx.array,
+        ) -> tuple[Any, ...]:
+            caches = CacheArrays(keys, values, states, conv)
+            hidden, features, caches = self.network.prefill(tokens, lengths, counts, caches)
+            logits = self.network.logits(hidden)[:, None]
+            chosen = choose(logits, (lengths + counts)[:, None], SamplingArrays(variant, *sampling))
+            is_finite = _is_sound(hidden[:, None], logits, chosen)
+            none = mx.zeros_like(chosen)
+            packed = mx.concatenate([chosen, none, none, is_finite.astype(mx.int32)], axis=1)
+            return packed, self._project(features), caches.keys, caches.values, caches.states, caches.conv
+
+        return run
 
     def _make_verify(self, variant: Variant, accept: str) -> Callable[..., Any]:
         policy = ACCEPT_POLICIES[accept]
@@ -179,14 +194,20 @@ class Target:
             is_live = budgets > 0
             walked = walk(tokens[:, 1:], chosen)
             accepted = mx.where(is_live, mx.minimum(policy(walked, is_live), budgets - 1), -1)
-            # A non-finite hidden state makes its whole row of logits non-finite; D is far below V.
-            top = mx.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0]
-            sound = mx.isfinite(mx.sum(hidden.astype(mx.float32), axis=-1)) & mx.isfinite(top)
             kept = mx.arange(tokens.shape[1]) <= accepted[:, None]
-            is_finite = mx.all(sound | ~kept, axis=1)
+            is_finite = mx.all(_is_sound(hidden, logits, chosen) | ~kept, axis=1)
             caches = self.network.commit(journal, caches, accepted + 1)
             columns = [chosen, walked[:, None], accepted[:, None], is_finite[:, None].astype(mx.int32)]
             packed = mx.concatenate(columns, axis=1)
             return packed, self._project(features), caches.keys, caches.values, caches.states, caches.conv
 
         return run
+
+
+def _is_sound(hidden: mx.array, logits: mx.array, chosen: mx.array) -> mx.array:
+    """Whether a choice [B, K] rests on finite numbers, without a pass over all logits.
+
+    A non-finite hidden state makes its whole row of logits non-finite, and D is far below V.
+    """
+    top = mx.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0]
+    return mx.isfinite(mx.sum(hidden.astype(mx.float32), axis=-1)) & mx.isfinite(top)

@@ -7,12 +7,12 @@ Everything here runs on the MLX thread.
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
 
-from dflash_core.errors import ContextLengthExceeded, InvalidRequest
+from dflash_core.errors import ContextLengthExceeded, InvalidRequest, RowFailed
 from dflash_core.events import RoundReport, RowProgress
 from dflash_core.prefill import PrefillBatch, Prefilled
 from dflash_core.protocols import Drafter, Drafts, FeatureBlock
@@ -117,16 +117,16 @@ class Window:
     def step(self) -> RoundReport:
         """Read at most one chunk of prompts, then play one round for the live rows."""
         began = time.perf_counter()
-        num_prefilled = self._advance_prefill()
+        num_prefilled, first = self._advance_prefill()
         prefill_seconds = time.perf_counter() - began
         self._fit_slots(0)
         if self.num_live == 0:
-            return self._report(0, (), 0, num_prefilled, {"prefill": prefill_seconds})
+            return self._report(0, first, 0, num_prefilled, {"prefill": prefill_seconds})
         num_live = self.num_live
         played = play_round(self)
-        report = self._report(
-            played.width, played.rows, num_live, num_prefilled, {"prefill": prefill_seconds, **played.seconds}
-        )
+        rows = _merge(first, played.rows)
+        seconds = {"prefill": prefill_seconds, **played.seconds}
+        report = self._report(played.width, rows, num_live, num_prefilled, seconds)
         self.policy.width.observe(report)
         return report
 
@@ -163,9 +163,7 @@ class Window:
         drafted = outcome.chosen.shape[1] - 1
         if not outcome.is_finite[slot]:
             self._vacate(slot, scrub=True)
-            return RowProgress(
-                row.row_id, (), drafted, 0, 0, "error", "the model produced a non-finite value", "row_failed"
-            )
+            return _failed(row, drafted)
         accepted = int(outcome.accepted[slot])
         tokens, reason = row.commit(tuple(outcome.chosen[slot, : accepted + 1].tolist()))
         if reason is not None:
@@ -175,13 +173,31 @@ class Window:
 
     # Slots
 
-    def _advance_prefill(self) -> int:
-        """Admit waiting rows as slots allow, read one chunk, move finished rows into the round."""
+    def _advance_prefill(self) -> tuple[int, tuple[RowProgress, ...]]:
+        """Admit waiting rows as slots allow, read one chunk, move finished rows into the round.
+
+        Returns the prompt tokens read and the first tokens of rows whose prompt is read whole.
+        """
         self._start_waiting()
-        num_tokens = self._prefill.step() if self._prefill.num_rows else 0
-        for done in self._prefill.finished():
+        if not self._prefill.num_rows:
+            return 0, ()
+        num_tokens, finished = self._prefill.step()
+        return num_tokens, tuple(self._begin(done) for done in finished)
+
+    def _begin(self, done: Prefilled) -> RowProgress:
+        """Emit a row's first token and give it a slot, unless it ends at once."""
+        row = done.row
+        if not done.is_finite:
+            self._prefill.release(done.slot, scrub=True)
+            self.drafter.drop(self.window_id, (row.row_id,))
+            return _failed(row, 0)
+        tokens, reason = row.commit((done.token,))
+        if reason is None:
             self._join(done)
-        return num_tokens
+        else:
+            self.drafter.drop(self.window_id, (row.row_id,))
+        self._prefill.release(done.slot, scrub=False)
+        return RowProgress(row.row_id, tokens, 0, 0, 0, reason)
 
     def _start_waiting(self) -> None:
         while self._queue and self._prefill.num_rows < self._prefill.max_rows:
@@ -195,7 +211,6 @@ class Window:
         length = int(self._prefill.caches.lengths[done.slot])
         self.caches.reserve_length(length)
         self.caches.copy_row(slot, self._prefill.caches, done.slot)
-        self._prefill.release(done.slot)
         self.rows[slot] = done.row
         self._sampling = None
 
@@ -242,3 +257,15 @@ class Window:
             prefilled_tokens=num_prefilled,
             seconds=seconds,
         )
+
+
+def _failed(row: Row, drafted: int) -> RowProgress:
+    message = "the model produced a non-finite value"
+    return RowProgress(row.row_id, (), drafted, 0, 0, "error", message, RowFailed.kind)
+
+
+def _merge(first: tuple[RowProgress, ...], played: tuple[RowProgress, ...]) -> tuple[RowProgress, ...]:
+    """One entry per row: a row's first token stands before what its first round committed."""
+    tokens = {progress.row_id: progress.tokens for progress in first}
+    merged = tuple(replace(p, tokens=tokens.pop(p.row_id, ()) + p.tokens) for p in played)
+    return merged + tuple(progress for progress in first if progress.row_id in tokens)

@@ -16,7 +16,6 @@ from dflash_core.models.linear import FusedLinear
 from dflash_core.ops import fastmath, gated_delta
 from dflash_core.ops.gated_delta import Journal
 
-
 # q, k, v, log decay, beta of a gated-delta layer; shapes as in ops.gated_delta.run_block.
 RecurrenceInputs = tuple[mx.array, mx.array, mx.array, mx.array, mx.array]
 
@@ -211,8 +210,12 @@ class TargetNetwork:
 
     def prefill(
         self, tokens: mx.array, lengths: mx.array, counts: mx.array, caches: CacheArrays
-    ) -> tuple[mx.array, CacheArrays]:
-        """Run prompt tokens [B, T], ``counts`` [B] of them real. Returns features [B, T, F] and caches."""
+    ) -> tuple[mx.array, mx.array, CacheArrays]:
+        """Run prompt tokens [B, T], ``counts`` [B] of them real.
+
+        Returns the hidden state after the final norm of each row's last real token [B, D], features
+        [B, T, F] and caches.
+        """
         stream = _Stream(self, tokens, lengths, caches)
         states: list[mx.array] = []
         convs: list[mx.array] = []
@@ -227,7 +230,11 @@ class TargetNetwork:
                 stream.add(index, layer, y)
             else:
                 stream.attend(index, layer)
-        return stream.features(), CacheArrays(stream.keys, stream.values, mx.stack(states), mx.stack(convs))
+        last = mx.maximum(counts - 1, 0)[:, None, None]
+        hidden = mx.take_along_axis(stream.x, last, axis=1)[:, 0]
+        hidden = fastmath.rms_norm(hidden, self._norm.weight, self._norm.eps)
+        written = CacheArrays(stream.keys, stream.values, mx.stack(states), mx.stack(convs))
+        return hidden, stream.features(), written
 
     @property
     def embed(self) -> Any:
