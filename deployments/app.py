@@ -1,4 +1,4 @@
-"""The application: router, target and drafter, bound together. Import path for Serve: ``deployments.app:build``.
+"""Router, target and drafter, bound together. Import path for Serve: ``deployments.app:build``.
 
 ``serve run deployments.app:build target=... max_rows=8``, ``serve deploy`` with ``args:`` and
 ``dflash-serve up`` all end in ``build``.
@@ -13,6 +13,7 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
+from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from ray.serve.schema import LoggingConfig
 
 from deployments.drafter import DrafterReplica
@@ -26,9 +27,8 @@ GRPC_LIMIT_BYTES = 2**30  # of one by-value message between replicas; Ray's defa
 
 # Serve's own limits are the outer belt: the router's queue is the one that says no.
 _MANY = 10_000
-_STICKY = RequestRouterConfig(
-    request_router_class="ray.serve.experimental.consistent_hash_router.ConsistentHashRouter",
-    request_router_kwargs={"num_fallback_replicas": 0},
+_STICKY = RequestRouterConfig.model_validate(
+    {"request_router_class": ConsistentHashRouter, "request_router_kwargs": {"num_fallback_replicas": 0}}
 )
 
 

@@ -5,17 +5,22 @@ use for it.
 """
 
 import asyncio
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from deployments.generation import ModelCard
+from deployments.generation import ModelCard, SamplingDefaults
 from deployments.settings import Settings
+from dflash_core import blas
+from dflash_core.checkpoints import read_drafter_spec, read_target_spec, resolve_drafter, resolve_target
+from dflash_core.request import WindowId
+from dflash_core.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from deployments.exchange.remote import DrafterLink, RemoteDrafter
     from deployments.exchange.sessions import Sessions
     from deployments.lane import Lane
-    from dflash_core.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ class RouterParts:
     """What a router replica works with."""
 
     card: ModelCard
-    tokenizer: "Tokenizer"
+    tokenizer: Tokenizer
 
 
 class Engine(Protocol):
@@ -58,13 +63,72 @@ class LocalEngine:
     def open_target(
         self, settings: Settings, link: "DrafterLink | None", loop: asyncio.AbstractEventLoop
     ) -> TargetParts:
-        """Load and warm a target."""
-        raise NotImplementedError
+        """Load a target, with the projection of its drafter."""
+        blas.prepare()  # before the first import of MLX
+        from deployments.exchange.absent import NoDrafter
+        from deployments.exchange.remote import RemoteDrafter
+        from deployments.exchange.transport import Transport
+        from deployments.lane import Lane
+        from deployments.warm import warm_target
+        from dflash_core.loading import build_target
+        from dflash_core.width import FixedWidth
+        from dflash_core.window import Window, WindowPolicy
+
+        target_path, drafter_path = _paths(settings)
+        target, spec = build_target(target_path, drafter_path)
+        exchange = None
+        if drafter_path is not None and link is not None:
+            drafter_spec = read_drafter_spec(drafter_path, spec)
+            transport = Transport(settings.transport, settings.ref_threshold_bytes)
+            fingerprint, block_size = drafter_spec.fingerprint, drafter_spec.block_size
+            exchange = RemoteDrafter(link, loop, transport, fingerprint, block_size, settings.draft_timeout_s)
+        drafter = exchange or NoDrafter()
+        width = min(settings.block_width or drafter.block_size, drafter.block_size)
+        warm_target(target, settings.max_rows, width)
+
+        def open_window(window_id: WindowId) -> Window:
+            policy = WindowPolicy(width=FixedWidth(width), max_rows=settings.max_rows)
+            return Window(window_id, target, drafter, policy)
+
+        take_traffic = exchange.transport.take_traffic if exchange is not None else lambda: None
+        return TargetParts(Lane(open_window, settings.max_windows, take_traffic), exchange)
 
     def open_drafter(self, settings: Settings) -> "Sessions":
-        """Load and warm a drafter."""
-        raise NotImplementedError
+        """Load a drafter; of the target only embedding and head."""
+        blas.prepare()
+        from deployments.exchange.sessions import Sessions
+        from deployments.exchange.transport import dtype_name
+        from deployments.warm import warm_drafter
+        from dflash_core.loading import build_drafter
+
+        target_path, drafter_path = _paths(settings)
+        if drafter_path is None:
+            raise ValueError("the settings name no drafter")
+        drafter, spec = build_drafter(target_path, drafter_path)
+        sessions = Sessions(drafter, spec.fingerprint, settings.session_ttl_s)
+        width = min(settings.block_width or spec.block_size, spec.block_size)
+        warm_drafter(sessions, spec, dtype_name(drafter._shape.dtype), settings.max_rows, width)
+        return sessions
 
     def open_router(self, settings: Settings) -> RouterParts:
-        """Read tokenizer and config."""
-        raise NotImplementedError
+        """Read tokenizer and configs."""
+        target_path, drafter_path = _paths(settings)
+        spec = read_target_spec(target_path)
+        block_size = read_drafter_spec(drafter_path, spec).block_size if drafter_path is not None else 1
+        file = target_path / "generation_config.json"
+        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        card = ModelCard(
+            names=settings.served_model_names,
+            created=int(file.stat().st_mtime) if file.is_file() else 0,
+            max_context=min(settings.max_context or spec.max_context, spec.max_context),
+            defaults=SamplingDefaults.of_generation_config(config),
+            drafter=settings.drafter,
+            block_size=block_size,
+        )
+        return RouterParts(card, Tokenizer.load(target_path))
+
+
+def _paths(settings: Settings) -> tuple[Path, Path | None]:
+    """Directories of target and drafter, downloaded if the settings name hub ids."""
+    drafter = resolve_drafter(settings.drafter) if settings.drafter is not None else None
+    return resolve_target(settings.target), drafter

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from deployments.messages import Admit, Answer, Closed, Command, LastCall, Played, Retire, Traffic
-from dflash_core.events import RoundReport
+from dflash_core.errors import DFlashError
+from dflash_core.events import RoundReport, RowProgress
 from dflash_core.request import RowId, RowRequest, WindowId
 
 logger = logging.getLogger("dflash.target")
@@ -95,9 +96,8 @@ class Lane:
             return
         for command in commands:
             match command:
-                case Admit(sequence, request):
-                    entry.window.admit(request)
-                    entry.acknowledged = sequence
+                case Admit():
+                    self._admit(window_id, entry, command)
                 case Retire(row_id):
                     entry.window.retire(row_id)
                 case LastCall():
@@ -124,6 +124,16 @@ class Lane:
             if entry.is_last_call and not entry.window.has_work:
                 self.end(window_id, Closed())
         return any(entry.window.has_work for entry in self._windows.values())
+
+    def _admit(self, window_id: WindowId, entry: _Open, admit: Admit) -> None:
+        """A row that the window cannot take ends with its own error, and nobody else is disturbed."""
+        entry.acknowledged = admit.sequence
+        try:
+            entry.window.admit(admit.request)
+        except DFlashError as error:
+            failed = RowProgress(admit.request.row_id, (), 0, 0, 0, "error", str(error), error.kind)
+            report = RoundReport(window_id, 0, 0, (failed,), 0, 0)
+            entry.post(Played(report, entry.acknowledged))
 
     def _play(self, window_id: WindowId, entry: _Open) -> None:
         try:

@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
 from ray import serve
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.types import ASGIApp
 
 from deployments.desk import Desk
@@ -39,7 +39,7 @@ class ServeStage:
         """One streaming call: sticky by itself, and drained by Serve during an upgrade."""
         inbox = self._inbox_of(opening.window_id)
         call = self._target.options(method_name="play", stream=True, _by_reference=False)
-        response = call.remote(opening, inbox)
+        response = cast(DeploymentResponseGenerator[Answer], call.remote(opening, inbox))
         is_finished = False
         try:
             async for answer in response:

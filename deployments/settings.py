@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 EMBEDDED = "embedded"
 ENVIRONMENT_PREFIX = "DFLASH_"
 
-Port = Annotated[int, Field(ge=0, le=65535)]
+Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Transport = Literal["ref", "value", "auto"]
 
@@ -67,6 +67,7 @@ class Settings(_Strict):
     host: str = "127.0.0.1"
     http_port: Port = 8000
     grpc_port: Port = 9000
+    address: str | None = None  # a running Ray cluster to join; None: start one here
     api_keys_file: Path | None = None
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024)
 

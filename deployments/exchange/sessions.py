@@ -12,7 +12,8 @@ from deployments.exchange.transport import from_wire
 from dflash_core.protocols import Drafter, FeatureBlock
 from dflash_core.request import RowId, WindowId
 
-LONG_PIECE_TOKENS = 32  # more than this is appended for its row alone, so that others are not padded to it
+LONG_TOKENS = 32  # more than this is appended for its row alone, so that others are not padded to it
+CHUNK_TOKENS = 512  # of a long piece
 
 
 @dataclass
@@ -36,6 +37,7 @@ class Sessions:
         self._ttl_s = ttl_s
         self._clock = clock
         self._sessions: dict[WindowId, _Session] = {}
+        self._like = mx.zeros((0, 1))  # [0, D] in the features' dtype, once any have come
 
     @property
     def num_sessions(self) -> int:
@@ -44,26 +46,13 @@ class Sessions:
 
     def draft(self, call: DraftCall) -> DraftReply:
         """Take what is new of each row, then draft. Refs in the call have been fetched already."""
-        nothing = np.zeros((len(call.row_ids), 0), np.int32)
         if call.fingerprint != self._fingerprint:
-            return DraftReply(call.number, self._fingerprint, nothing)
-        session = self._sessions.setdefault(call.window_id, _Session())
-        session.used_at = self._clock()
-        ended = tuple(row_id for row_id in session.lengths if row_id not in call.row_ids)
-        self._drop(call.window_id, session, ended)
-        lost = self._check(call, session)
-        fitting = [row for row in call.features if row.row_id not in lost]
-        block = self._take(call, session, fitting)
-        if lost:
-            self._drafter.extend(call.window_id, block)
-            ids = nothing
-        else:
-            anchors = mx.array(call.anchors)
-            ids = np.array(self._drafter.draft(call.window_id, block, anchors, call.width).wait().ids)
-        for row in fitting:
-            session.lengths[row.row_id] = row.start + row.count
-        lengths = {row.row_id: session.lengths.get(row.row_id, 0) for row in call.features}
-        return DraftReply(call.number, self._fingerprint, ids, lengths, lost)
+            return DraftReply(call.number, self._fingerprint, _no_ids(call))
+        try:
+            return self._draft(call)
+        except Exception:
+            self.close(call.window_id)  # half-taken state is of no use; the target sends all of it again
+            raise
 
     def lengths(self, window_id: WindowId) -> dict[RowId, int]:
         """How much of each row of a window is held here; empty if the window is not known."""
@@ -81,6 +70,25 @@ class Sessions:
         for window_id in [w for w, session in self._sessions.items() if session.used_at < oldest]:
             self.close(window_id)
 
+    def _draft(self, call: DraftCall) -> DraftReply:
+        session = self._sessions.setdefault(call.window_id, _Session())
+        session.used_at = self._clock()
+        self._drop(call.window_id, session, tuple(r for r in session.lengths if r not in call.row_ids))
+        lost = self._check(call, session)
+        fitting = [row for row in call.features if row.row_id not in lost]
+        news = {row.row_id: _join(row, call.dtype) for row in fitting if row.count}
+        for row in fitting:
+            if row.count > LONG_TOKENS or (lost and row.count):
+                self._extend(call.window_id, row, news.pop(row.row_id))
+            session.lengths[row.row_id] = row.start + row.count
+        ids = _no_ids(call)
+        if not lost:
+            block = self._block(call.row_ids, news, session.lengths)
+            drafts = self._drafter.draft(call.window_id, block, mx.array(call.anchors), call.width)
+            ids = np.array(drafts.wait().ids)
+        lengths = {row.row_id: session.lengths.get(row.row_id, 0) for row in call.features}
+        return DraftReply(call.number, self._fingerprint, ids, lengths, lost)
+
     def _check(self, call: DraftCall, session: _Session) -> tuple[RowId, ...]:
         """Rows that are not where the target believes; those that begin anew are cleared first."""
         restarted = tuple(r.row_id for r in call.features if r.start == 0 and r.row_id in session.lengths)
@@ -92,50 +100,37 @@ class Sessions:
         if known:
             self._drafter.drop(window_id, known)
 
-    def _take(self, call: DraftCall, session: _Session, rows: list[RowFeatures]) -> FeatureBlock:
-        """Append long pieces row by row; return the block of the short ones, in the call's slots."""
-        short: dict[RowId, tuple[int, mx.array]] = {}
-        for row in rows:
-            if row.count > LONG_PIECE_TOKENS:
-                block = _block((row.row_id,), {row.row_id: (row.start, _join(row, call.dtype))})
-                self._drafter.extend(call.window_id, block)
-            elif row.count:
-                short[row.row_id] = (row.start, _join(row, call.dtype))
-        held = {row.row_id: row.start + row.count for row in rows} | {
-            row_id: start for row_id, (start, _) in short.items()
-        }
-        return _block(call.row_ids, short, held)
+    def _extend(self, window_id: WindowId, row: RowFeatures, x: mx.array) -> None:
+        """Append one row's features [T, D] in chunks."""
+        for begin in range(0, len(x), CHUNK_TOKENS):
+            chunk = x[begin : begin + CHUNK_TOKENS]
+            block = self._block(
+                (row.row_id,), {row.row_id: chunk}, {row.row_id: row.start + begin + len(chunk)}
+            )
+            self._drafter.extend(window_id, block)
+
+    def _block(
+        self,
+        row_ids: tuple[RowId | None, ...],
+        news: dict[RowId, mx.array],
+        lengths: dict[RowId, int],
+    ) -> FeatureBlock:
+        """One block [B, T, D] of rows [T_b, D] that end at ``lengths``; T is bucketed, at least 1."""
+        parts = [news.get(row_id) if row_id is not None else None for row_id in row_ids]
+        counts = np.array([0 if x is None else len(x) for x in parts], np.int32)
+        ends = np.array([lengths.get(row_id, 0) if row_id is not None else 0 for row_id in row_ids], np.int32)
+        self._like = next((x for x in parts if x is not None), self._like)[:0]
+        width = 1 << max(int(counts.max()) - 1, 0).bit_length()
+        empty = mx.zeros((width, self._like.shape[1]), self._like.dtype)
+        padded = [empty if x is None else mx.concatenate([x, empty[len(x) :]]) for x in parts]
+        return FeatureBlock(row_ids, ends - counts, counts, mx.stack(padded))
+
+
+def _no_ids(call: DraftCall) -> np.ndarray:
+    return np.zeros((len(call.row_ids), 0), np.int32)
 
 
 def _join(row: RowFeatures, dtype: str) -> mx.array:
     """A row's pieces as one array [T, D]."""
     arrays = [from_wire(np.asarray(piece.data)[piece.skip :], dtype) for piece in row.pieces]
     return arrays[0] if len(arrays) == 1 else mx.concatenate(arrays)
-
-
-def _block(
-    row_ids: tuple[RowId | None, ...],
-    features: dict[RowId, tuple[int, mx.array]],
-    held: dict[RowId, int] | None = None,
-) -> FeatureBlock:
-    """Pad rows [T_b, D] to one block [B, T, D]; rows without features get count 0 at their held length."""
-    taken = [features.get(row_id) if row_id is not None else None for row_id in row_ids]
-    counts = np.array([len(t[1]) if t is not None else 0 for t in taken], np.int32)
-    starts = np.array(
-        [
-            t[0] if t is not None else (held or {}).get(row_id, 0) if row_id is not None else 0
-            for row_id, t in zip(row_ids, taken, strict=True)
-        ],
-        np.int32,
-    )
-    some = next((t[1] for t in taken if t is not None), None)
-    if some is None:  # nothing new for anyone
-        return FeatureBlock(row_ids, starts, counts, mx.zeros((len(row_ids), 0, 0)))
-    empty = mx.zeros((_bucket(int(counts.max())), some.shape[1]), some.dtype)
-    padded = [empty if t is None else mx.concatenate([t[1], empty[len(t[1]) :]]) for t in taken]
-    return FeatureBlock(row_ids, starts, counts, mx.stack(padded))
-
-
-def _bucket(count: int) -> int:
-    """The next power of two, so that there are few shapes."""
-    return 1 << (count - 1).bit_length()

@@ -69,6 +69,6 @@ def from_wire(array: np.ndarray, dtype: str) -> mx.array:
     return mx.array(array).view(mx.bfloat16) if dtype == "bfloat16" else mx.array(array)
 
 
-def dtype_name(array: mx.array) -> str:
+def dtype_name(dtype: mx.Dtype) -> str:
     """``bfloat16`` of ``mlx.core.bfloat16``, and so on."""
-    return str(array.dtype).removeprefix("mlx.core.")
+    return str(dtype).removeprefix("mlx.core.")

@@ -1,5 +1,6 @@
 """A Ray cluster of one's own: short temp directory, loopback, free ports, nothing left behind."""
 
+import logging
 import os
 import shutil
 import socket
@@ -43,7 +44,7 @@ def ray_cluster() -> Iterator[int]:
             _temp_dir=folder,
             object_store_memory=200 * 2**20,
             log_to_driver=False,
-            logging_level="warning",
+            logging_level=logging.WARNING,
             _node_ip_address="127.0.0.1",
         )
         port = free_port()

@@ -1,0 +1,93 @@
+"""Play every shape once before a replica is ready: a first compile costs seconds, and a client would wait."""
+
+import logging
+import time
+
+import mlx.core as mx
+import numpy as np
+
+from deployments.exchange.messages import DraftCall, Piece, RowFeatures
+from deployments.exchange.sessions import Sessions
+from dflash_core.checkpoints import DrafterSpec
+from dflash_core.protocols import Drafts, FeatureBlock
+from dflash_core.request import RowId, RowRequest, Sampling, WindowId
+from dflash_core.target import Target
+from dflash_core.width import FixedWidth
+from dflash_core.window import Window, WindowPolicy
+
+logger = logging.getLogger("dflash.warm")
+
+WINDOW = WindowId("warm-up")
+PROMPT_TOKENS = 20
+
+
+def row_buckets(max_rows: int) -> list[int]:
+    """1, 2, 4, ... up to the bucket of ``max_rows``."""
+    return [1 << power for power in range((max_rows - 1).bit_length() + 1)]
+
+
+def warm_target(target: Target, max_rows: int, width: int) -> None:
+    """Verify at each row bucket: blocks and classic rounds, greedy and sampled."""
+    began = time.perf_counter()
+    for wide in sorted({1, width}):
+        for temperature in (0.0, 1.0):
+            for rows in sorted({1, min(2, max_rows), max_rows}):
+                _play_briefly(target, rows, wide, temperature)
+    logger.info("target warmed in %.1f s", time.perf_counter() - began)
+
+
+def _play_briefly(target: Target, rows: int, width: int, temperature: float) -> None:
+    """Let ``rows`` rows join as they do in service, through every smaller bucket, and play one round."""
+    window = Window(WINDOW, target, _Guess(), WindowPolicy(width=FixedWidth(width), max_rows=rows))
+    for row in range(rows):
+        sampling = Sampling(temperature=temperature, seed=row)
+        window.admit(RowRequest(RowId(str(row)), tuple(range(PROMPT_TOKENS)), 16 * width, sampling))
+    while window.has_work and window.num_live < rows:
+        window.step()
+    window.step()
+    window.close()
+
+
+def warm_drafter(sessions: Sessions, spec: DrafterSpec, dtype: str, max_rows: int, width: int) -> None:
+    """Take prompts and draft at each row bucket, with one feature a row up to a block of them."""
+    began = time.perf_counter()
+    counts = (PROMPT_TOKENS, *(1 << power for power in range(width.bit_length())))
+    for rows in row_buckets(max_rows):
+        row_ids = tuple(RowId(str(row)) for row in range(rows))
+        held = 0
+        for number, count in enumerate(counts):
+            x = np.zeros((count, spec.hidden_size), np.uint16 if dtype == "bfloat16" else dtype)
+            features = tuple(RowFeatures(r, held, (Piece(held, count, x),)) for r in row_ids)
+            anchors = np.zeros(rows, np.int32)
+            call = DraftCall(WINDOW, number, spec.fingerprint, dtype, row_ids, features, anchors, width)
+            sessions.draft(call)
+            held += count
+        sessions.close(WINDOW)
+    logger.info("drafter warmed in %.1f s", time.perf_counter() - began)
+
+
+class _Guess:
+    """Drafts token 0 everywhere; that is as good as any for a warm-up."""
+
+    block_size = 1 << 10
+
+    def extend(self, window_id: WindowId, block: FeatureBlock) -> None:
+        """Nothing to keep."""
+
+    def draft(self, window_id: WindowId, block: FeatureBlock, anchors: mx.array, width: int) -> "_Ready":
+        """All zeros."""
+        return _Ready(Drafts(mx.zeros((len(block.row_ids), width - 1), dtype=mx.int32), has_taken=True))
+
+    def drop(self, window_id: WindowId, row_ids: tuple[RowId, ...]) -> None:
+        """Nothing to forget."""
+
+    def close(self, window_id: WindowId) -> None:
+        """Nothing to forget."""
+
+
+class _Ready:
+    def __init__(self, drafts: Drafts):
+        self._drafts = drafts
+
+    def wait(self) -> Drafts:
+        return self._drafts
