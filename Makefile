@@ -85,10 +85,8 @@ system:
 		echo "make: slow without OpenBLAS and g++; on Debian or Ubuntu: sudo apt-get install $(DEBIAN_PACKAGES)" >&2; \
 	fi
 
+# `up` prints a curl line when it is ready.
 serve: $(VENV)/.run
-	@echo 'When it is ready, in another terminal:'
-	@echo "  curl -N http://$(HOST):$(HTTP_PORT)/v1/chat/completions -H 'content-type: application/json' \\"
-	@echo "    -d '{\"model\": \"demo\", \"stream\": true, \"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]}'"
 	@exec $(BIN)/dflash-serve up --host $(HOST) --http-port $(HTTP_PORT) $(ARGS)
 
 test: $(VENV)/.test

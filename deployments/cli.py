@@ -4,6 +4,7 @@ Answers go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2
 """
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +12,11 @@ from typing import Annotated
 import typer
 
 from deployments import __version__
-from deployments.settings import Settings, SettingsError, load_settings
-from dflash_core.errors import DFlashError
+from deployments.settings import EMBEDDED, Settings, SettingsError, load_settings
+from dflash_core.errors import DFlashError, InvalidRequest
 
 DISTRIBUTION = "dflash-serve"
+_MODELS_OWN = "the model's own"
 
 app = typer.Typer(
     help="Serve Qwen3.5-family models with DFlash drafters on Ray Serve and MLX.",
@@ -31,6 +33,9 @@ def main() -> None:
         app()
     except SettingsError as error:
         _fail(str(error), code=2)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (DFlashError, OSError) as error:
         _fail(str(error), code=1)
     except KeyboardInterrupt:
@@ -73,6 +78,63 @@ def _default(setting: str) -> str:
     """Return a setting's default for the help; a flag left out stays None, so that the file counts."""
     value = Settings.model_fields[setting].default
     return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to say; - reads it from standard input.")],
+    target: Annotated[str, typer.Option(help="Target: embedded, a directory or a hub id.")] = EMBEDDED,
+    drafter: Annotated[
+        str, typer.Option(help="Drafter: embedded, a directory, a hub id, or none.")
+    ] = EMBEDDED,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longest answer.", show_default="1024, or what the context leaves"),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, max=2.0, help="0 is greedy.", show_default=_MODELS_OWN)
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0, show_default=_MODELS_OWN)] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="0 is off.", show_default=_MODELS_OWN)] = None,
+    min_p: Annotated[float | None, typer.Option(min=0.0, max=1.0, show_default=_MODELS_OWN)] = None,
+    seed: Annotated[int | None, typer.Option(min=0, show_default="drawn")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="The prompt as it is, without chat template.")] = False,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    width: Annotated[
+        int | None,
+        typer.Option(min=1, help="Widest block; 1 does not draft.", show_default="the drafter's block"),
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")
+    ] = None,
+) -> None:
+    """Answer one prompt in this process, without Ray; figures go to stderr."""
+    if raw and system is not None:
+        raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
+    if stop is not None and "" in stop:
+        raise typer.BadParameter("--stop must not be empty")
+    from deployments import generate as generation
+
+    options = generation.GenerateOptions(
+        prompt=_read_stdin() if prompt == "-" else prompt,
+        target=target,
+        drafter=None if drafter == "none" else drafter,
+        sampling=generation.SamplingFlags(temperature, top_k, top_p, min_p, seed),
+        max_tokens=max_tokens,
+        width=width,
+        stop=tuple(stop or ()),
+        system=system,
+        is_raw=raw,
+    )
+    print(generation.generate(options, sys.stdout), file=sys.stderr)
+
+
+def _read_stdin() -> str:
+    """Read the prompt, less the newline that a shell puts at its end."""
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"standard input is not UTF-8 (byte {error.start})") from None
 
 
 @app.command()

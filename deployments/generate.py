@@ -1,0 +1,179 @@
+"""``dflash-serve generate``: one answer in this process, no Ray, streamed to a terminal.
+
+A window with one row, played by the same loop as everywhere. Knows nothing of flags or exit codes.
+"""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from deployments.generation import SamplingDefaults
+from deployments.settings import EMBEDDED
+from dflash_core import blas
+from dflash_core.checkpoints import resolve_drafter, resolve_target
+from dflash_core.errors import InvalidRequest, RowFailed
+from dflash_core.request import RowId, RowRequest, Sampling, WindowId
+from dflash_core.text import TextStream, Tokenizer
+from dflash_core.text.files import read_json
+
+if TYPE_CHECKING:  # MLX comes after the BLAS
+    from dflash_core.window import Window
+
+DEFAULT_MAX_TOKENS = 1024
+WARM_TOKENS = 20
+ROW = RowId("0")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingFlags:
+    """What was asked for; None leaves it to the checkpoint's generation config."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None  # None: drawn
+
+    def resolve(self, defaults: SamplingDefaults) -> Sampling:
+        """Fill in what was left out."""
+        return Sampling(
+            temperature=defaults.temperature if self.temperature is None else self.temperature,
+            top_k=defaults.top_k if self.top_k is None else self.top_k,
+            top_p=defaults.top_p if self.top_p is None else self.top_p,
+            min_p=defaults.min_p if self.min_p is None else self.min_p,
+            seed=secrets.randbits(63) if self.seed is None else self.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOptions:
+    """One generation as the command line describes it."""
+
+    prompt: str
+    target: str = EMBEDDED
+    drafter: str | None = EMBEDDED  # None: every round is classic
+    sampling: SamplingFlags = field(default_factory=SamplingFlags)
+    max_tokens: int | None = None  # None: what the context leaves, up to DEFAULT_MAX_TOKENS
+    width: int | None = None  # None: the drafter's block
+    stop: tuple[str, ...] = ()
+    system: str | None = None
+    is_raw: bool = False  # the prompt as it is, without chat template
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Figures of a finished generation."""
+
+    tokens: int
+    rounds: int
+    accepted: int  # without the bonus tokens
+    prefill_s: float
+    rounds_s: float
+    seed: int | None  # None: greedy
+
+    def __str__(self) -> str:
+        per_round = self.accepted / self.rounds if self.rounds else 0.0
+        # The first token is the prefill's, not a round's.
+        rate = (self.tokens - 1) / self.rounds_s if self.rounds else 0.0
+        parts = [
+            f"{self.tokens} tokens",
+            f"{self.rounds} rounds",
+            f"{per_round:.2f} accepted per round",
+            f"{rate:.1f} tok/s",
+            f"first token after {self.prefill_s:.3f} s",
+        ]
+        return " · ".join(parts if self.seed is None else [*parts, f"seed {self.seed}"])
+
+
+def generate(options: GenerateOptions, out: TextIO) -> Summary:
+    """Write the answer to ``out`` as it comes. Raises DFlashError."""
+    blas.prepare()
+    target_path = resolve_target(options.target)
+    drafter_path = None if options.drafter is None else resolve_drafter(options.drafter)
+    tokenizer = Tokenizer.load(target_path)
+    prompt_ids = _prompt_ids(options, tokenizer)
+    if not prompt_ids:
+        raise InvalidRequest("the prompt is empty", param="prompt")
+    config = read_json(target_path / "generation_config.json")
+    open_window = _loaded(target_path, drafter_path, options.width)
+    window = open_window("generate")
+    request = RowRequest(
+        row_id=ROW,
+        tokens=prompt_ids,
+        max_tokens=options.max_tokens or _room(window, prompt_ids),
+        sampling=options.sampling.resolve(SamplingDefaults.of_generation_config(config)),
+        stop_token_ids=tokenizer.eos_token_ids,
+    )
+    window.admit(request)  # refused here, before anything is computed
+    _warm(open_window("warm-up"), request)
+    return _play(window, request, TextStream(tokenizer, options.stop), out)
+
+
+def _prompt_ids(options: GenerateOptions, tokenizer: Tokenizer) -> tuple[int, ...]:
+    if options.is_raw:
+        return tuple(tokenizer.encode(options.prompt))
+    messages = [{"role": "user", "content": options.prompt}]
+    if options.system is not None:
+        messages.insert(0, {"role": "system", "content": options.system})
+    return tuple(tokenizer.apply_chat(messages))
+
+
+def _loaded(target_path: Path, drafter_path: Path | None, width: int | None) -> "Callable[[str], Window]":
+    """Load both models; what comes back opens windows on them."""
+    from deployments.exchange.absent import NoDrafter
+    from dflash_core.loading import build_drafter, build_target
+    from dflash_core.width import FixedWidth
+    from dflash_core.window import Window, WindowPolicy
+
+    target, _ = build_target(target_path, drafter_path)
+    drafter = NoDrafter() if drafter_path is None else build_drafter(target_path, drafter_path)[0]
+    widest = drafter.block_size
+
+    def open_window(name: str) -> Window:
+        policy = WindowPolicy(width=FixedWidth(min(width or widest, widest)), max_rows=1)
+        return Window(WindowId(name), target, drafter, policy)
+
+    return open_window
+
+
+def _warm(window: "Window", request: RowRequest) -> None:
+    """Play two rounds for nobody: the first of a shape compiles, and that is no part of the rate."""
+    tokens = request.tokens[:WARM_TOKENS]
+    room = window.target.max_context - len(tokens)
+    budget = min(room, 2 * window.drafter.block_size)
+    window.admit(replace(request, tokens=tokens, max_tokens=budget, stop_token_ids=frozenset()))
+    while window.has_work:
+        window.step()
+    window.close()
+
+
+def _room(window: "Window", prompt_ids: tuple[int, ...]) -> int:
+    # At least 1: a prompt that fills the context is refused by the window, in its own words.
+    return max(1, min(DEFAULT_MAX_TOKENS, window.target.max_context - len(prompt_ids)))
+
+
+def _play(window: "Window", request: RowRequest, text: TextStream, out: TextIO) -> Summary:
+    """Play the window's only row to its end, writing its text after each round."""
+    tokens = rounds = accepted = 0
+    prefill_s = rounds_s = 0.0
+    while window.has_work:
+        report = window.step()
+        prefill_s += report.seconds["prefill"]
+        rounds_s += sum(report.seconds.values()) - report.seconds["prefill"]
+        for row in report.rows:
+            if row.finish == "error":
+                raise RowFailed(row.error or "the row failed")
+            delta = text.push(row.tokens, is_last_stop=row.finish == "stop")
+            if delta.stopped:
+                window.retire(ROW)
+            out.write(delta.text)
+            out.flush()
+            rounds += report.width > 0
+            tokens += delta.num_tokens_used
+            accepted += row.accepted
+    out.write(text.finish().text + "\n")
+    out.flush()
+    seed = request.sampling.seed if request.sampling.temperature > 0 else None
+    return Summary(tokens, rounds, accepted, prefill_s, rounds_s, seed)
