@@ -147,12 +147,16 @@ def test_a_failure_after_the_first_byte_is_an_event_before_done(client: httpx2.C
     }
 
 
-def test_a_bug_in_a_stream_shows_only_the_request_id(client: httpx2.Client, backend: StubBackend):
+def test_a_bug_in_a_stream_shows_only_the_request_id(
+    client: httpx2.Client, backend: StubBackend, caplog: pytest.LogCaptureFixture
+):
     backend.script = failing(KeyError("secret path"), TextTokens("a", (1,), Usage(1, 1)))
     headers = {"x-request-id": "abc-1"}
     response = client.post("/v1/chat/completions", json=chat(stream=True), headers=headers)
     assert "secret path" not in response.text
     assert "abc-1" in events(response)[-2]
+    assert "secret path" in caplog.text  # the operator's part
+    assert "abc-1" in caplog.text
 
 
 def test_a_slow_start_keeps_the_connection_alive_with_comments(client: httpx2.Client, backend: StubBackend):
