@@ -1,7 +1,8 @@
-"""Projections that read the same input, run as one product.
+"""Projections that read the same input, run as one product where launches are what costs.
 
-Every operation costs (25 us of launch on CUDA, a Python call everywhere), so the weights of
-projections with one input are stacked once at load.
+On a GPU every operation costs (25 us of launch on CUDA), so the weights of projections with one input
+are stacked once at load. On the CPU a product costs its arithmetic, and elementwise work on the strided
+halves of a stacked output costs more than on outputs of their own: there the layers stay apart.
 """
 
 from collections.abc import Sequence
@@ -16,19 +17,16 @@ class FusedLinear:
     """Several bias-compatible linear layers of one input; ``split`` gives each one's output."""
 
     def __init__(self, layers: Sequence[AnyLinear]):
-        self._parts = _stack(layers)
+        self._parts = list(layers) if mx.default_device() == mx.cpu else _stack(layers)
         mx.eval([part.parameters() for part in self._parts])  # lets go of the separate weights
         sizes = [int(layer.weight.shape[0]) for layer in layers]
         self._bounds = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
 
-    def __call__(self, x: mx.array) -> mx.array:
-        """All outputs side by side on the last axis."""
-        outputs = [part(x) for part in self._parts]
-        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=-1)
-
     def split(self, x: mx.array) -> list[mx.array]:
-        """One output per fused layer, in order."""
-        return list(mx.split(self(x), self._bounds, axis=-1))
+        """One output per layer, in order."""
+        if len(self._parts) > 1:
+            return [part(x) for part in self._parts]
+        return list(mx.split(self._parts[0](x), self._bounds, axis=-1))
 
 
 def _stack(layers: Sequence[AnyLinear]) -> list[AnyLinear]:

@@ -14,6 +14,7 @@ a different one for each row. (DESIGN.md section 4; the recurrence is Yang et al
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 
 from dflash_core.ops import fastmath
 
@@ -59,8 +60,7 @@ def run_block(
     # exp(G_t - G_i), zeroed above the diagonal only after the exponential.
     relative = fastmath.exp(mx.minimum(decay[..., :, None] - decay[..., None, :], 0.0))
     relative = relative.reshape(B, Hk, group, T, T)
-    lower = mx.tri(T, T, 0, dtype=mx.int32).astype(mx.bool_)
-    strict = mx.tri(T, T, -1, dtype=mx.int32).astype(mx.bool_)
+    lower, strict = _triangles(T)
     zero = mx.zeros((), dtype=relative.dtype)
     L = mx.where(strict, relative * pairs[..., :T, :], zero).reshape(B, Hv, T, T) * beta
     A = mx.where(lower, relative * pairs[..., T:, :], zero).reshape(B, Hv, T, T)
@@ -80,17 +80,30 @@ def inverse_unit_lower(strict: mx.array) -> mx.array:
     Powers of L would be cheaper and lose everything with repeated keys.
     """
     T = strict.shape[-1]
-    rows, columns = mx.arange(T)[:, None], mx.arange(T)[None]
     inverse = mx.eye(T, dtype=strict.dtype)
-    size = 1
-    while size < T:
-        same_pair = (rows // (2 * size)) == (columns // (2 * size))
-        quarter = same_pair & (rows // size > columns // size)
+    for level, quarter in enumerate(_quarters(T)):
         C = mx.where(quarter, strict, mx.zeros((), dtype=strict.dtype))
         # At the first level the diagonal blocks are 1x1 and their inverses 1.
-        inverse = inverse - (C if size == 1 else inverse @ C @ inverse)
-        size *= 2
+        inverse = inverse - (C if level == 0 else inverse @ C @ inverse)
     return inverse
+
+
+def _triangles(T: int) -> tuple[mx.array, mx.array]:
+    """Masks [T, T] of i <= t and i < t; from numpy, so that a compiled region holds them as constants."""
+    inclusive = np.tri(T, dtype=bool)
+    return mx.array(inclusive), mx.array(inclusive & ~np.eye(T, dtype=bool))
+
+
+def _quarters(T: int) -> list[mx.array]:
+    """Per level the lower left quarters of the diagonal blocks of 2, 4, 8, ... [T, T]."""
+    rows, columns = np.arange(T)[:, None], np.arange(T)[None]
+    masks: list[mx.array] = []
+    size = 1
+    while size < T:
+        same_pair = rows // (2 * size) == columns // (2 * size)
+        masks.append(mx.array(same_pair & (rows // size > columns // size)))
+        size *= 2
+    return masks
 
 
 def state_after(journal: Journal, state: mx.array, counts: mx.array) -> mx.array:
