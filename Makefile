@@ -81,7 +81,8 @@ DEBIAN_PACKAGES := libopenblas0-pthread g++
 system:
 	@[ "$$(uname -s)" = Linux ] || exit 0; \
 	PATH="$$PATH:/sbin:/usr/sbin"; \
-	if ! ldconfig -p | grep -q 'libopenblas\.so\.0' || ! command -v g++ >/dev/null; then \
+	case "$$(ldconfig -p)" in *libopenblas.so.0*) has_blas=1;; *) has_blas=;; esac; \
+	if [ -z "$$has_blas" ] || ! command -v g++ >/dev/null; then \
 		echo "make: slow without OpenBLAS and g++; on Debian or Ubuntu: sudo apt-get install $(DEBIAN_PACKAGES)" >&2; \
 	fi
 
