@@ -19,7 +19,7 @@ from ray.serve.schema import LoggingConfig
 from deployments.drafter import DrafterReplica
 from deployments.engine import Engine, LocalEngine
 from deployments.router import RouterIngress
-from deployments.settings import Place, Settings, load_settings
+from deployments.settings import Place, Placement, Settings, load_settings
 from deployments.target import TargetReplica
 
 APP_NAME = "dflash"
@@ -47,15 +47,17 @@ def build(args: "Mapping[str, Any] | Settings") -> Application:
 def assemble(settings: Settings, engine: Engine) -> Application:
     """Bind the deployments over an engine."""
     places = settings.placement
+    # Replicas have no use for the placement; without it, a change of replica counts restarts nobody.
+    arguments = (settings.model_copy(update={"placement": Placement()}), engine)
     drafter = None
     if settings.drafter is not None:
         options = _options(settings, places.drafter, wants_blas=True)
         options["request_router_config"] = _STICKY
-        drafter = serve.deployment(name="Drafter", **options)(DrafterReplica).bind(settings, engine)
+        drafter = serve.deployment(name="Drafter", **options)(DrafterReplica).bind(*arguments)
     options = _options(settings, places.target, wants_blas=True)
-    target = serve.deployment(name="Target", **options)(TargetReplica).bind(settings, engine, drafter)
+    target = serve.deployment(name="Target", **options)(TargetReplica).bind(*arguments, drafter)
     options = _options(settings, places.router, wants_blas=False)
-    return serve.deployment(name="Router", **options)(RouterIngress).bind(settings, engine, target)
+    return serve.deployment(name="Router", **options)(RouterIngress).bind(*arguments, target)
 
 
 def _options(settings: Settings, place: Place, *, wants_blas: bool) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from deployments.messages import (
     Closed,
     Command,
     LastCall,
+    Letter,
     Opened,
     Opening,
     Played,
@@ -34,7 +35,7 @@ class Stage(Protocol):
         """Open a window on some replica."""
         ...
 
-    def send(self, window_id: WindowId, command: Command) -> None:
+    def send(self, window_id: WindowId, letter: Letter) -> None:
         """Mail to the replica that plays it."""
         ...
 
@@ -64,13 +65,13 @@ class BurstWindow:
         self._stage = stage
         self._on_round = on_round
         self._on_over = on_over
-        self._sequence = 0
+        self._num_letters = 0
         self._unacknowledged: dict[int, Ticket] = {}
         self._task: asyncio.Task[None] | None = None
 
     def open(self, tickets: list[Ticket], max_age_s: float) -> None:
         """Make the opening call with the first rows; joins end after ``max_age_s``."""
-        opening = Opening(self.window_id, tuple(self._admit(ticket) for ticket in tickets))
+        opening = Opening(self.window_id, tuple(self._admission(ticket) for ticket in tickets))
         loop = asyncio.get_running_loop()
         # A context of its own: Serve would cancel the call with the client whose request opened it.
         self._task = loop.create_task(self._run(opening), context=contextvars.Context())
@@ -78,29 +79,33 @@ class BurstWindow:
 
     def join(self, ticket: Ticket) -> None:
         """A row joins a window that is open, or opening."""
-        self._stage.send(self.window_id, self._admit(ticket))
+        self._stage.send(self.window_id, self._admission(ticket))
 
     def retire(self, ticket: Ticket) -> None:
         """A row leaves before its end."""
         if self.tickets.pop(ticket.row_id, None) is not None:
-            self._stage.send(self.window_id, Retire(ticket.row_id))
+            self._stage.send(self.window_id, self._letter(Retire(ticket.row_id)))
 
     def last_call(self) -> None:
         """No more joins; the window ends with its last row."""
         if self.is_joinable:
             self.is_joinable = False
-            self._stage.send(self.window_id, LastCall())
+            self._stage.send(self.window_id, self._letter(LastCall()))
 
     def cancel(self) -> None:
         """Give up the call; the target frees the window."""
         if self._task is not None:
             self._task.cancel()
 
-    def _admit(self, ticket: Ticket) -> Admit:
-        self._sequence += 1
+    def _admission(self, ticket: Ticket) -> Letter:
         self.tickets[ticket.row_id] = ticket
-        self._unacknowledged[self._sequence] = ticket
-        return Admit(self._sequence, ticket.row_request())
+        letter = self._letter(Admit(ticket.row_request()))
+        self._unacknowledged[letter.number] = ticket
+        return letter
+
+    def _letter(self, command: Command) -> Letter:
+        self._num_letters += 1
+        return Letter(self._num_letters, command)
 
     async def _run(self, opening: Opening) -> None:
         ending: Closed | Refused | None = None
@@ -131,15 +136,15 @@ class BurstWindow:
             ticket = self.tickets.get(row.row_id)
             if ticket is None:  # left already; the target has not heard of it yet
                 continue
-            ticket.take(row, now)
+            ticket.take(row, now, is_round=played.report.width > 0)
             if row.finish is not None:
                 del self.tickets[row.row_id]
             elif ticket.is_over:  # a stop string, which the target cannot see
                 self.retire(ticket)
         self._on_round(played)
 
-    def _acknowledge(self, sequence: int) -> None:
-        for number in [n for n in self._unacknowledged if n <= sequence]:
+    def _acknowledge(self, last: int) -> None:
+        for number in [n for n in self._unacknowledged if n <= last]:
             ticket = self._unacknowledged.pop(number)
             if not ticket.is_over:
                 ticket.events.put_nowait(Started(self.window_id, self.lane))

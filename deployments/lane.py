@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from deployments.messages import Admit, Answer, Closed, Command, LastCall, Played, Retire, Traffic
+from deployments.messages import Admit, Answer, Closed, LastCall, Letter, Played, Retire, Traffic
 from dflash_core.errors import DFlashError
 from dflash_core.events import RoundReport, RowProgress
 from dflash_core.request import RowId, RowRequest, WindowId
@@ -77,8 +77,8 @@ class Lane:
         """Rows of all windows."""
         return sum(entry.window.num_rows for entry in self._windows.values())
 
-    def open(self, window_id: WindowId, admits: Iterable[Admit], post: Post) -> bool:
-        """Open a window with its first rows; False if the lane is full.
+    def open(self, window_id: WindowId, letters: Iterable[Letter], post: Post) -> bool:
+        """Open a window with its first letters; False if the lane is full.
 
         Windows that run out do not count, or two of them could bar every new request for minutes.
         """
@@ -86,18 +86,19 @@ class Lane:
         if joinable >= self._max_windows or window_id in self._windows:
             return False
         self._windows[window_id] = _Open(self._open_window(window_id), post)
-        self.apply(window_id, tuple(admits))
+        self.apply(window_id, letters)
         return True
 
-    def apply(self, window_id: WindowId, commands: Iterable[Command]) -> None:
+    def apply(self, window_id: WindowId, letters: Iterable[Letter]) -> None:
         """Let rows join and leave; takes effect before the next round. A closed window's mail is void."""
         entry = self._windows.get(window_id)
         if entry is None:
             return
-        for command in commands:
-            match command:
-                case Admit():
-                    self._admit(window_id, entry, command)
+        for letter in letters:
+            entry.acknowledged = letter.number
+            match letter.command:
+                case Admit(request):
+                    self._admit(window_id, entry, request)
                 case Retire(row_id):
                     entry.window.retire(row_id)
                 case LastCall():
@@ -125,13 +126,12 @@ class Lane:
                 self.end(window_id, Closed())
         return any(entry.window.has_work for entry in self._windows.values())
 
-    def _admit(self, window_id: WindowId, entry: _Open, admit: Admit) -> None:
+    def _admit(self, window_id: WindowId, entry: _Open, request: RowRequest) -> None:
         """A row that the window cannot take ends with its own error, and nobody else is disturbed."""
-        entry.acknowledged = admit.sequence
         try:
-            entry.window.admit(admit.request)
+            entry.window.admit(request)
         except DFlashError as error:
-            failed = RowProgress(admit.request.row_id, (), 0, 0, 0, "error", str(error), error.kind)
+            failed = RowProgress(request.row_id, (), 0, 0, 0, "error", str(error), error.kind)
             report = RoundReport(window_id, 0, 0, (failed,), 0, 0)
             entry.post(Played(report, entry.acknowledged))
 

@@ -14,9 +14,8 @@ from dflash_core.request import RowId, RowRequest, WindowId
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """A row joins. Numbers rise by one in each window; the target acknowledges the last one it took."""
+    """A row joins."""
 
-    sequence: int
     request: RowRequest
 
 
@@ -36,11 +35,21 @@ Command = Admit | Retire | LastCall
 
 
 @dataclass(frozen=True, slots=True)
+class Letter:
+    """A command with its number. Numbers rise by one in each window, from 1; the target acknowledges the
+    last one it carried out. Ray may deliver calls to an actor out of order, so letters are read by number.
+    """
+
+    number: int
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
 class Opening:
-    """The argument of the opening call."""
+    """The argument of the opening call; its letters are the first ones of the window."""
 
     window_id: WindowId
-    admits: tuple[Admit, ...]
+    letters: tuple[Letter, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One round, and the highest admit that is in the window by now."""
+    """One round, and the number of the last letter that was carried out before it."""
 
     report: RoundReport
     acknowledged: int

@@ -14,7 +14,7 @@ from deployments.desk import Desk
 from deployments.engine import Engine
 from deployments.generation import Event, Generation, ModelCard
 from deployments.inbox import RemoteInbox
-from deployments.messages import Answer, Closed, Command, Opening, Refused
+from deployments.messages import Answer, Closed, Letter, Opening, Refused
 from deployments.settings import Settings
 from deployments.telemetry import Snapshot, Statistics
 from dflash_core.request import WindowId
@@ -49,9 +49,9 @@ class ServeStage:
             if not is_finished:
                 response.cancel()
 
-    def send(self, window_id: WindowId, command: Command) -> None:
-        """Mail; calls from one process to one actor keep their order."""
-        self._watch(self._inbox_of(window_id).put(window_id, command))
+    def send(self, window_id: WindowId, letter: Letter) -> None:
+        """Mail to whichever replica plays the window."""
+        self._watch(self._inbox_of(window_id).put(window_id, letter))
 
     def forget(self, window_id: WindowId) -> None:
         """End the window's mailbox."""

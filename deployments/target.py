@@ -16,7 +16,6 @@ from deployments.lane import Lane
 from deployments.messages import Answer, Closed, Opened, Opening, Refused
 from deployments.mlx_thread import MlxThread
 from deployments.settings import Settings
-from dflash_core.request import WindowId
 
 logger = logging.getLogger("dflash.target")
 
@@ -44,11 +43,11 @@ class TargetReplica:
 
         mail: asyncio.Task[None] | None = None
         try:
-            if not await self._thread.run(lambda: self._playing.open(window_id, opening.admits, post)):
+            if not await self._thread.run(lambda: self._playing.open(window_id, opening.letters, post)):
                 yield Refused("lane_full", self._name)
                 return
             self._thread.wake()
-            mail = asyncio.create_task(self._read_mail(window_id, inbox))
+            mail = asyncio.create_task(self._read_mail(opening, inbox))
             yield Opened(self._name)
             while True:
                 answer = await answers.get()
@@ -91,11 +90,12 @@ class TargetReplica:
             "exchange_refs": exchange.num_refs if exchange is not None else 0,
         }
 
-    async def _read_mail(self, window_id: WindowId, inbox: Mailbox) -> None:
+    async def _read_mail(self, opening: Opening, inbox: Mailbox) -> None:
         """Hand joins and leaves to the MLX thread; a lost inbox ends the window."""
+        window_id = opening.window_id
         try:
-            async for commands in inbox.take(window_id):
-                self._thread.submit(lambda batch=commands: self._playing.apply(window_id, batch))
+            async for letters in inbox.take(window_id, len(opening.letters)):
+                self._thread.submit(lambda batch=letters: self._playing.apply(window_id, batch))
                 self._thread.wake()
         except RayError as error:
             logger.warning("window %s lost its inbox: %s", window_id, type(error).__name__)

@@ -60,11 +60,14 @@ class Ticket:
             accepted=self.num_accepted,
         )
 
-    def take(self, row: RowProgress, now: float) -> None:
-        """Take what a round committed: text to the client, and the end if this was it."""
+    def take(self, row: RowProgress, now: float, *, is_round: bool = True) -> None:
+        """Take what a step committed: text to the client, and the end if this was it.
+
+        A step that only prefilled is no round, though it may bring a row's first token.
+        """
         if self.is_over:
             return
-        self.num_rounds += 1
+        self.num_rounds += is_round
         self.num_drafted += row.drafted
         self.num_walked += row.walked
         self.num_accepted += row.accepted

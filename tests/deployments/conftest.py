@@ -4,7 +4,6 @@ import logging
 import os
 import shutil
 import socket
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,10 +26,8 @@ def ray_cluster() -> Iterator[int]:
     from ray import serve
 
     # Replicas import the tests' own engine, wherever pytest was started.
-    paths = [str(ROOT), str(Path(__file__).parent)]
-    sys.path[:0] = [path for path in paths if path not in sys.path]
     variables = {
-        "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
     }

@@ -1,0 +1,130 @@
+"""Clients for tests against a running application: requests in threads, replicas found and killed."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.app import APP_NAME
+from deployments.generation import Ended, Event, Generation, GenerationId, Started, TextTokens
+from deployments.inbox import NAMESPACE
+from dflash_core.request import Sampling
+from tests.deployments.fake_engine import script
+
+_numbers = itertools.count()
+
+
+def generation(
+    prompt: tuple[int, ...] = (1, 2, 3), max_tokens: int = 40, deadline_s: float = 60.0
+) -> Generation:
+    number = next(_numbers)
+    return Generation(
+        id=GenerationId(f"g{number}"),
+        model="demo",
+        prompt_ids=(*prompt, number),
+        max_tokens=max_tokens,
+        sampling=Sampling(),
+        stop_token_ids=frozenset(),
+        stop_strings=(),
+        deadline_s=deadline_s,
+    )
+
+
+def expected(request: Generation) -> list[int]:
+    start = len(request.prompt_ids)
+    return [script(request.prompt_ids, start + i) for i in range(request.max_tokens)]
+
+
+@dataclass
+class Client:
+    """One request, read in a thread of its own."""
+
+    request: Generation
+    events: list[Event] = field(default_factory=list)
+    error: Exception | None = None
+    thread: threading.Thread | None = None
+
+    def start(self, handle: DeploymentHandle) -> "Client":
+        response = handle.options(stream=True).generate.remote(self.request)
+
+        def read() -> None:
+            try:
+                for event in response:
+                    self.events.append(event)
+            except Exception as error:
+                self.error = error
+
+        self.thread = threading.Thread(target=read, daemon=True)
+        self.thread.start()
+        return self
+
+    def join(self, timeout_s: float = 60.0) -> "Client":
+        assert self.thread is not None
+        self.thread.join(timeout_s)
+        assert not self.thread.is_alive(), f"{self.request.id}: no end after {timeout_s} s"
+        return self
+
+    @property
+    def tokens(self) -> list[int]:
+        return [t for e in self.events if isinstance(e, TextTokens) for t in e.token_ids]
+
+    @property
+    def windows(self) -> list[str]:
+        return [e.window for e in self.events if isinstance(e, Started)]
+
+    @property
+    def lanes(self) -> list[str]:
+        return [e.lane for e in self.events if isinstance(e, Started)]
+
+    @property
+    def is_complete(self) -> bool:
+        return (
+            self.error is None
+            and isinstance(self.events[-1], Ended)
+            and self.tokens == expected(self.request)
+        )
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true"
+        time.sleep(0.02)
+
+
+def call(deployment: str, method: str, *args: Any) -> Any:
+    handle = serve.get_deployment_handle(deployment, APP_NAME)
+    return handle.options(method_name=method).remote(*args).result(timeout_s=30)
+
+
+def kill_replica(deployment: str) -> None:
+    """kill -9 of one replica's process."""
+    prefix = f"SERVE_REPLICA::{APP_NAME}#{deployment}#"
+    _kill(next(name for name in _names("serve") if name.startswith(prefix)), "serve")
+
+
+def kill_inboxes() -> None:
+    for name in _names(NAMESPACE):
+        _kill(name, NAMESPACE)
+
+
+def num_stored_bytes() -> int:
+    """What lies in the object store."""
+    from ray._private.internal_api import node_stats
+
+    return node_stats().store_stats.object_store_bytes_used
+
+
+def _names(namespace: str) -> list[str]:
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in actors if actor["namespace"] == namespace]
+
+
+def _kill(name: str, namespace: str) -> None:
+    ray.kill(ray.get_actor(name, namespace=namespace), no_restart=True)
