@@ -1,15 +1,21 @@
-"""How wide the next block is: anchor + drafts."""
+"""How wide the next block is: anchor + drafts. Chosen per round, for all rows of a window."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from dflash_core.acceptance import Acceptance
+from dflash_core.costs import RoundCosts
 from dflash_core.events import RoundReport
+from dflash_core.request import RowId
+
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)  # few shapes, few graphs
 
 
 class WidthPolicy(Protocol):
     """Chooses a width per round and learns from what came of it."""
 
-    def choose(self, num_live: int, num_slots: int) -> int:
-        """Width of the next round for ``num_live`` rows in ``num_slots`` slots; 1 is classic."""
+    def choose(self, row_ids: Sequence[RowId | None], widest: int) -> int:
+        """Width of the next round for the rows in these slots, at most ``widest``; 1 is classic."""
         ...
 
     def observe(self, report: RoundReport) -> None:
@@ -18,14 +24,62 @@ class WidthPolicy(Protocol):
 
 
 class FixedWidth:
-    """The same width every round."""
+    """The same width every round, cut to the widest that has a use."""
 
     def __init__(self, width: int):
         self._width = width
 
-    def choose(self, num_live: int, num_slots: int) -> int:
+    def choose(self, row_ids: Sequence[RowId | None], widest: int) -> int:
         """The fixed width."""
-        return self._width
+        return min(self._width, widest)
 
     def observe(self, report: RoundReport) -> None:
         """Nothing to learn."""
+
+
+class AutoWidth:
+    """The width with the best expected tokens per second, from measured costs and running acceptance.
+
+    Where width 1 wins nothing is learnt about drafts, so a wider round is tried again after a growing
+    number of classic rounds, as long as all trials together cost less than ``trial_budget`` of the time.
+    """
+
+    def __init__(self, costs: RoundCosts, acceptance: Acceptance, *, trial_budget: float = 0.03):
+        self._costs, self._acceptance = costs, acceptance
+        self._trial_budget = trial_budget
+        self._classic_rounds = 0  # since the last wider round
+        self._patience = 4  # classic rounds before the next trial
+        self._classic_seconds = 0.0
+        self._trial_seconds = 0.0  # beyond what classic rounds would have taken
+        self._is_trial = False
+
+    def choose(self, row_ids: Sequence[RowId | None], widest: int) -> int:
+        """The width with the best expected rate."""
+        live = [row_id for row_id in row_ids if row_id is not None]
+        slots = len(row_ids)
+        widths = [width for width in WIDTHS if width <= widest]
+        rates = {w: self._acceptance.expected(live, w) / self._costs.seconds(slots, w) for w in widths}
+        best = max(widths, key=lambda w: rates[w])
+        self._is_trial = False
+        if best > 1 or len(widths) == 1:
+            return best
+        trial = max(widths[1:], key=lambda w: rates[w])
+        extra = self._costs.seconds(slots, trial) - self._costs.seconds(slots, 1)
+        affordable = self._trial_seconds + extra <= self._trial_budget * self._classic_seconds
+        if self._classic_rounds >= self._patience and affordable:
+            self._is_trial = True
+            self._trial_seconds += extra
+            return trial
+        self._classic_seconds += self._costs.seconds(slots, 1)
+        return 1
+
+    def observe(self, report: RoundReport) -> None:
+        """Update each row's acceptance; space trials out while they fail."""
+        if report.width == 0:
+            return
+        self._acceptance.observe(report)
+        if report.width == 1:
+            self._classic_rounds += 1
+            return
+        self._classic_rounds = 0
+        self._patience = min(2 * self._patience, 512) if self._is_trial else 4

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 import numpy as np
 
+from dflash_core.context import CONTEXT_POLICIES
 from dflash_core.errors import ContextLengthExceeded, InvalidRequest, RowFailed
 from dflash_core.events import RoundReport, RowProgress
 from dflash_core.prefill import PrefillBatch, Prefilled
@@ -32,7 +33,8 @@ class WindowPolicy:
 
     width: WidthPolicy
     max_rows: int = 16
-    accept: str = "per_row"
+    accept: str = "per_row"  # a key of accept.ACCEPT_POLICIES
+    context: str = "per_row"  # a key of context.CONTEXT_POLICIES
     prefill_rows: int = 4
     prefill_chunk: int = 64
 
@@ -50,6 +52,10 @@ class Window:
             window_id, target, drafter, max_rows=policy.prefill_rows, chunk=policy.prefill_chunk
         )
         self._waiting = WaitingFeatures(1, target.feature_size, target.feature_dtype)
+        # Length of each slot's drafter context with its waiting features; under the per-row context
+        # policy always the target's length.
+        self._context_lengths = np.zeros(1, dtype=np.int32)
+        self._take_features = CONTEXT_POLICIES[policy.context]
         self._sampling: SamplingArrays | None = None
         self._num_rounds = 0
 
@@ -134,17 +140,17 @@ class Window:
         """What the next round is about: who plays, how wide, what the drafter lacks."""
         budgets = np.array([0 if row is None else row.budget for row in self.rows], dtype=np.int32)
         anchors = np.array([0 if row is None else row.anchor for row in self.rows], dtype=np.int32)
-        width = self.policy.width.choose(self.num_live, len(self.rows))
-        width = min(width, self.drafter.block_size, bucket_rows(int(budgets.max())))
-        x, counts = self._waiting.merged()
         row_ids = tuple(None if row is None else row.row_id for row in self.rows)
+        widest = min(self.drafter.block_size, bucket_rows(int(budgets.max())))
+        width = self.policy.width.choose(row_ids, widest)
+        x, counts = self._waiting.merged()
         if self._sampling is None:
             settings = [None if row is None else row.request.sampling for row in self.rows]
             self._sampling = pack(settings, self.target.vocab_size)
         return Plan(
             width=width,
             block=BlockInput(mx.array(anchors), budgets, self._sampling),
-            features=FeatureBlock(row_ids, self.caches.lengths - counts, counts, x),
+            features=FeatureBlock(row_ids, self._context_lengths - counts, counts, x),
         )
 
     def settle(self, drafts: Drafts, outcome: Outcome, features: mx.array) -> tuple[RowProgress, ...]:
@@ -153,7 +159,9 @@ class Window:
             self._waiting.clear()
         kept = (outcome.accepted + 1).astype(np.int32)  # 0 for idle slots
         self.caches.lengths += kept
-        self._waiting.add(features, kept)
+        taken = self._take_features(kept).copy()
+        self._context_lengths += taken
+        self._waiting.add(features, taken)
         self._num_rounds += 1
         return tuple(
             self._settle_row(slot, row, outcome) for slot, row in enumerate(self.rows) if row is not None
@@ -212,6 +220,7 @@ class Window:
         self.caches.reserve_length(length)
         self.caches.copy_row(slot, self._prefill.caches, done.slot)
         self.rows[slot] = done.row
+        self._context_lengths[slot] = length
         self._sampling = None
 
     def _vacate(self, slot: int, *, scrub: bool) -> None:
@@ -220,6 +229,7 @@ class Window:
         assert row is not None
         self.rows[slot] = None
         self.caches.lengths[slot] = 0
+        self._context_lengths[slot] = 0
         self._waiting.forget(slot, scrub=scrub)
         self._sampling = None
         self.drafter.drop(self.window_id, (row.row_id,))
@@ -236,6 +246,9 @@ class Window:
         layout = [*live, *([FRESH] * (wanted - len(live)))]
         self.caches.arrange(layout, self.drafter.block_size)
         self._waiting.arrange(layout)
+        self._context_lengths = np.array(
+            [0 if slot == FRESH else self._context_lengths[slot] for slot in layout], dtype=np.int32
+        )
         self.rows = [None if slot == FRESH else self.rows[slot] for slot in layout]
         self._sampling = None
 

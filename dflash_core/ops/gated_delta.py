@@ -102,7 +102,7 @@ def _quarters(T: int) -> list[mx.array]:
     size = 1
     while size < T:
         same_pair = rows // (2 * size) == columns // (2 * size)
-        masks.append(mx.array(same_pair & (rows // size > columns // size)))
+        masks.append(mx.array(np.asarray(same_pair & (rows // size > columns // size))))
         size *= 2
     return masks
 
