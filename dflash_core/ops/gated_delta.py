@@ -91,8 +91,9 @@ def inverse_unit_lower(strict: mx.array) -> mx.array:
 
 def _triangles(T: int) -> tuple[mx.array, mx.array]:
     """Masks [T, T] of i <= t and i < t; from numpy, so that a compiled region holds them as constants."""
-    inclusive = np.tri(T, dtype=bool)
-    return mx.array(inclusive), mx.array(inclusive & ~np.eye(T, dtype=bool))
+    inclusive: np.ndarray = np.tri(T, dtype=bool)
+    exclusive: np.ndarray = np.tri(T, k=-1, dtype=bool)
+    return mx.array(inclusive), mx.array(exclusive)
 
 
 def _quarters(T: int) -> list[mx.array]:
@@ -102,7 +103,8 @@ def _quarters(T: int) -> list[mx.array]:
     size = 1
     while size < T:
         same_pair = rows // (2 * size) == columns // (2 * size)
-        masks.append(mx.array(np.asarray(same_pair & (rows // size > columns // size))))
+        mask: np.ndarray = same_pair & (rows // size > columns // size)
+        masks.append(mx.array(mask))
         size *= 2
     return masks
 
