@@ -22,6 +22,10 @@ class WidthPolicy(Protocol):
         """Learn from a finished round."""
         ...
 
+    def forget(self, row_id: RowId) -> None:
+        """A row left without finishing."""
+        ...
+
 
 class FixedWidth:
     """The same width every round, cut to the widest that has a use."""
@@ -35,6 +39,9 @@ class FixedWidth:
 
     def observe(self, report: RoundReport) -> None:
         """Nothing to learn."""
+
+    def forget(self, row_id: RowId) -> None:
+        """Nothing to forget."""
 
 
 class AutoWidth:
@@ -83,3 +90,7 @@ class AutoWidth:
             return
         self._classic_rounds = 0
         self._patience = min(2 * self._patience, 512) if self._is_trial else 4
+
+    def forget(self, row_id: RowId) -> None:
+        """A row left without finishing."""
+        self._acceptance.forget(row_id)

@@ -100,6 +100,7 @@ class Window:
 
     def retire(self, row_id: RowId) -> None:
         """Remove a row, wherever it is, before the next round. Unknown ids are ignored."""
+        self.policy.width.forget(row_id)
         for row in self._queue:
             if row.row_id == row_id:
                 self._queue.remove(row)

@@ -1,0 +1,44 @@
+"""Chats from an OpenAI batch file as rows for the engine: what parity and benchmarks play."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dflash_core.errors import InvalidRequest
+from dflash_core.request import RowId, RowRequest, Sampling
+from dflash_core.text import Tokenizer
+
+DEFAULT_MAX_TOKENS = 160
+
+
+def read_prompts(
+    file: Path, tokenizer: Tokenizer, *, limit: int | None = None, sampling: Sampling | None = None
+) -> list[RowRequest]:
+    """The file's first ``limit`` chat requests, tokenised. ``sampling`` overrides seed by line number.
+
+    Raises InvalidRequest naming the line that is not a chat request, OSError if there is no file.
+    """
+    rows: list[RowRequest] = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if limit is not None and len(rows) >= limit:
+            break
+        if line.strip():
+            rows.append(_parse(line, number, file, tokenizer, sampling))
+    if not rows:
+        raise InvalidRequest(f"{file}: holds no requests")
+    return rows
+
+
+def _parse(line: str, number: int, file: Path, tokenizer: Tokenizer, sampling: Sampling | None) -> RowRequest:
+    try:
+        entry: dict[str, Any] = json.loads(line)
+        body: dict[str, Any] = entry["body"]
+        tokens = tokenizer.apply_chat(body["messages"], tools=body.get("tools"))
+        max_tokens = int(body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_MAX_TOKENS)
+        name = str(entry.get("custom_id", number))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidRequest(f"{file}, line {number}: not a chat request of a batch file") from error
+    chosen = Sampling(temperature=float(body.get("temperature") or 0.0), seed=number)
+    if sampling is not None:
+        chosen = Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, number)
+    return RowRequest(RowId(name), tuple(tokens), max_tokens, chosen, tokenizer.eos_token_ids)

@@ -1,0 +1,99 @@
+"""Measuring what rounds cost here, with real rounds of made-up rows; it warms every shape on the way."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from dflash_core.costs import PlayRound, RoundCosts, measure
+from dflash_core.events import RoundReport
+from dflash_core.protocols import Drafter
+from dflash_core.request import RowId, RowRequest, WindowId
+from dflash_core.row_cache import bucket_rows
+from dflash_core.target import Target
+from dflash_core.width import WIDTHS
+from dflash_core.window import Window, WindowPolicy
+
+_WINDOW = WindowId("calibration")
+_PROMPT_TOKENS = 16
+
+
+class _GivenWidth:
+    """A width that is set from outside before each round."""
+
+    def __init__(self) -> None:
+        self.width = 1
+
+    def choose(self, row_ids: Sequence[RowId | None], widest: int) -> int:
+        return min(self.width, widest)
+
+    def observe(self, report: RoundReport) -> None:
+        pass
+
+    def forget(self, row_id: RowId) -> None:
+        pass
+
+
+def measure_costs(target: Target, drafter: Drafter, *, max_rows: int, budget_s: float) -> RoundCosts:
+    """Time rounds at every row bucket up to ``max_rows`` and every width of the drafter's block.
+
+    On the MLX thread. Stops after ``budget_s`` seconds, compilation included; what is missing then is
+    interpolated. Few rows and wide blocks come first.
+    """
+    buckets = [1 << i for i in range(bucket_rows(max_rows).bit_length())]
+    widths = [width for width in WIDTHS if width <= drafter.block_size]
+    policy_width = _GivenWidth()
+    windows: dict[int, Window] = {}
+
+    def open_round(slots: int, width: int) -> PlayRound:
+        if slots not in windows:
+            for window in windows.values():
+                window.close()
+            windows.clear()
+            windows[slots] = _window_of(target, drafter, policy_width, slots)
+        policy_width.width = width
+        return lambda: _play(windows[slots])
+
+    try:
+        return measure(open_round, buckets, widths, budget_s=budget_s)
+    finally:
+        for window in windows.values():
+            window.close()
+
+
+def _window_of(target: Target, drafter: Drafter, width: _GivenWidth, num_rows: int) -> Window:
+    window = Window(_WINDOW, target, drafter, WindowPolicy(width=width, max_rows=num_rows))
+    budget = min(2048, target.max_context - _PROMPT_TOKENS)
+    for i in range(num_rows):
+        # Different rows, so that no shortcut of equal inputs is measured.
+        tokens = tuple((7 * i + 13 * j) % target.vocab_size for j in range(1, _PROMPT_TOKENS + 1))
+        window.admit(RowRequest(RowId(f"calibration-{i}"), tokens, budget))
+    while window.num_live < num_rows and window.has_work:
+        window.step()
+    return window
+
+
+def _play(window: Window) -> None:
+    window.step()
+
+
+def cached_costs(
+    folder: Path | None, key: str, target: Target, drafter: Drafter, *, max_rows: int, budget_s: float
+) -> RoundCosts:
+    """Costs measured before under this key (models, machine, versions), else measured now and kept.
+
+    ``folder`` None keeps nothing. A file that cannot be read or written only costs the measurement.
+    """
+    file = None if folder is None else folder / f"costs-{key}.json"
+    if file is not None and file.is_file():
+        try:
+            return RoundCosts.from_json(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, AttributeError, TypeError):
+            pass
+    costs = measure_costs(target, drafter, max_rows=max_rows, budget_s=budget_s)
+    if file is not None:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(costs.as_json()), encoding="utf-8")
+        except OSError:
+            pass
+    return costs
