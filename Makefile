@@ -62,9 +62,10 @@ endef
 
 # uv fetches from the addresses in uv.lock, which are PyPI's. Where pip is pointed at an index of its own
 # (PIP_INDEX_URL, pip.conf), or PyPI is out of reach, pip installs the same locked versions from there.
+# Bytecode is compiled here: Ray gives its agents 15 seconds to start, and a first import may take longer.
 define install
 pip_has_index=$$("$(PYTHON)" -m pip config list 2>/dev/null | grep -cE "^(global|install|:env:)\.index-url=" || true); \
-if [ "$$pip_has_index" = 0 ] && UV_PROJECT_ENVIRONMENT=$(VENV) $(UV) sync --frozen --inexact --python "$(PYTHON)" \
+if [ "$$pip_has_index" = 0 ] && UV_PROJECT_ENVIRONMENT=$(VENV) $(UV) sync --frozen --inexact --compile-bytecode --python "$(PYTHON)" \
 	$(EXTRAS_$(1)) $(SYNC_BACKEND); then :; else \
 	echo "make: installing the locked versions with pip"; \
 	$(UV) export --quiet --frozen --no-hashes --no-annotate --no-emit-project \
