@@ -77,6 +77,10 @@ class Lane:
         """Rows of all windows."""
         return sum(entry.window.num_rows for entry in self._windows.values())
 
+    def is_open(self, window_id: WindowId) -> bool:
+        """Whether a window is played here."""
+        return window_id in self._windows
+
     def open(self, window_id: WindowId, letters: Iterable[Letter], post: Post) -> bool:
         """Open a window with its first letters; False if the lane is full.
 

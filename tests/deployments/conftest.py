@@ -19,9 +19,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[int]:
-    """Start Ray and Serve; gives the HTTP port."""
+    """Start Ray and Serve, once for all tests that need them; gives the HTTP port."""
     import ray
     from ray import serve
 

@@ -7,6 +7,7 @@ context is whole; it drafts the right tokens if so, and raises if not.
 
 import asyncio
 import hashlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -211,3 +212,17 @@ def fake_lane(settings: Settings, drafter: RemoteDrafter | None, round_s: float)
 
     take: Callable = drafter.transport.take_traffic if drafter is not None else lambda: None
     return Lane(open_window, settings.max_windows, take)
+
+
+class Probe:
+    """Tells what Serve's flags are in its own process."""
+
+    def facts(self) -> dict[str, object]:
+        from ray.serve._private import constants
+
+        return {
+            "own_thread": constants.RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD,
+            "own_loop": constants.RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP,
+            "grpc_limit": constants.RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH,
+            "blas": os.environ["OPENBLAS_NUM_THREADS"],
+        }

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray import serve
@@ -51,7 +51,7 @@ class Client:
     thread: threading.Thread | None = None
 
     def start(self, handle: DeploymentHandle) -> "Client":
-        response = handle.options(stream=True).generate.remote(self.request)
+        response = cast(Any, handle.options(stream=True).generate.remote(self.request))
 
         def read() -> None:
             try:
@@ -69,6 +69,10 @@ class Client:
         self.thread.join(timeout_s)
         assert not self.thread.is_alive(), f"{self.request.id}: no end after {timeout_s} s"
         return self
+
+    @property
+    def is_reading(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
 
     @property
     def tokens(self) -> list[int]:
@@ -118,11 +122,13 @@ def num_stored_bytes() -> int:
     """What lies in the object store."""
     from ray._private.internal_api import node_stats
 
-    return node_stats().store_stats.object_store_bytes_used
+    node = ray.nodes()[0]
+    stats = node_stats(node["NodeManagerAddress"], node["NodeManagerPort"])
+    return stats.store_stats.object_store_bytes_used
 
 
 def _names(namespace: str) -> list[str]:
-    actors = ray.util.list_named_actors(all_namespaces=True)
+    actors = cast(list[dict[str, str]], ray.util.list_named_actors(all_namespaces=True))
     return [actor["name"] for actor in actors if actor["namespace"] == namespace]
 
 

@@ -203,7 +203,7 @@ def test_committed_pieces_are_merged() -> None:
     ledger.confirm(RowId("r"), MERGE_TOKENS + 10)
     sent = ledger.missing(RowId("r"))
     assert (sent.start, sent.count) == (MERGE_TOKENS + 10, 2 * MERGE_TOKENS - 10)
-    assert sent.pieces[0].data[0, 0] == MERGE_TOKENS + 8
+    assert np.asarray(sent.pieces[0].data)[0, 0] == MERGE_TOKENS + 8
 
 
 def test_features_that_leave_a_gap_are_refused() -> None:

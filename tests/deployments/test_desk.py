@@ -1,0 +1,234 @@
+"""The router's desk over a stage that is played in the same loop: queue, joins, moves and ends."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from deployments.desk import Desk
+from deployments.generation import Ended, Event, Generation, GenerationId, Started, TextTokens
+from deployments.lane import Lane
+from deployments.messages import Answer, Closed, LastCall, Letter, Opened, Opening, Refused
+from deployments.telemetry import Statistics
+from dflash_core.errors import DeadlineExceeded, QueueFull, RowFailed
+from dflash_core.events import RowProgress
+from dflash_core.request import Sampling, WindowId
+from dflash_core.text.stream import TextStream
+from dflash_core.text.tokenizer import Tokenizer
+from tests.deployments.fake_engine import PAIR, FakeWindow, script
+
+TOKENIZER = Tokenizer.load(PAIR / "target")
+
+
+class LocalStage:
+    """Plays windows on the event loop itself; breaks off when told to."""
+
+    def __init__(self) -> None:
+        self.lane = Lane(lambda window_id: FakeWindow(window_id, None, 64, 0.0), max_windows=2)
+        self.openings: list[Opening] = []
+        self.letters: list[Letter] = []
+        self.early: dict[WindowId, list[Letter]] = {}
+        self.breaks_after: list[int] = []  # for each opening, rounds until the replica "dies"
+        self.refusals = 0
+
+    async def play(self, opening: Opening) -> AsyncGenerator[Answer, None]:
+        self.openings.append(opening)
+        if self.refusals:
+            self.refusals -= 1
+            yield Refused("lane_full", "lane")
+            return
+        rounds_left = self.breaks_after.pop(0) if self.breaks_after else 1_000_000
+        answers: list[Answer] = []
+        self.lane.open(opening.window_id, opening.letters, answers.append)
+        self.lane.apply(opening.window_id, self.early.pop(opening.window_id, []))
+        try:
+            yield Opened("lane")
+            while True:
+                await asyncio.sleep(0.001)
+                self.lane.step()
+                for answer in answers:
+                    yield answer
+                    if isinstance(answer, Closed):
+                        return
+                    rounds_left -= 1
+                    if not rounds_left:
+                        raise ConnectionError("replica died")
+                answers.clear()
+        finally:
+            self.lane.close(opening.window_id)
+
+    def send(self, window_id: WindowId, letter: Letter) -> None:
+        self.letters.append(letter)
+        if self.lane.is_open(window_id):
+            self.lane.apply(window_id, (letter,))
+        else:  # mail may come before its reader does
+            self.early.setdefault(window_id, []).append(letter)
+
+    def forget(self, window_id: WindowId) -> None:
+        pass
+
+    async def mend(self) -> None:
+        pass
+
+
+def desk(stage: LocalStage, **options: float) -> Desk:
+    new_text = lambda generation: TextStream(TOKENIZER, generation.stop_strings)  # noqa: E731
+    return Desk(stage, Statistics("demo", "0"), new_text, TOKENIZER.eos_token_ids, **options)  # type: ignore[arg-type]
+
+
+def request(
+    number: int, max_tokens: int = 10, stop: tuple[str, ...] = (), deadline_s: float = 10.0
+) -> Generation:
+    return Generation(
+        GenerationId(f"g{number}"), "demo", (1, number), max_tokens, Sampling(), frozenset(), stop, deadline_s
+    )
+
+
+async def collect(desk: Desk, generation: Generation) -> list[Event]:
+    return [event async for event in desk.play(generation)]
+
+
+def tokens(events: list[Event]) -> list[int]:
+    return [t for e in events if isinstance(e, TextTokens) for t in e.token_ids]
+
+
+def expected(generation: Generation) -> list[int]:
+    return [script(generation.prompt_ids, 2 + i) for i in range(generation.max_tokens)]
+
+
+async def test_a_request_starts_gives_its_tokens_and_ends() -> None:
+    events = await collect(desk(LocalStage()), request(1))
+    assert isinstance(events[0], Started)
+    assert tokens(events) == expected(request(1))
+    assert isinstance(events[-1], Ended)
+    assert events[-1].finish_reason == "length"
+    assert events[-1].usage.completion_tokens == 10
+
+
+async def test_concurrent_requests_share_a_window() -> None:
+    stage = LocalStage()
+    d = desk(stage)
+    await asyncio.gather(*[collect(d, request(i)) for i in range(6)])
+    assert len(stage.openings) == 1
+
+
+async def test_rows_beyond_the_window_wait_for_a_place() -> None:
+    stage = LocalStage()
+    d = desk(stage, max_rows=2)
+    answers = await asyncio.gather(*[collect(d, request(i)) for i in range(6)])
+    assert [tokens(a) for a in answers] == [expected(request(i)) for i in range(6)]
+    assert len(stage.openings) == 1
+
+
+async def test_a_full_queue_refuses_at_once() -> None:
+    d = desk(LocalStage(), max_rows=1, max_queue=1)
+    running = [asyncio.ensure_future(collect(d, request(i, 200))) for i in range(2)]
+    await asyncio.sleep(0.02)
+    with pytest.raises(QueueFull) as caught:
+        await collect(d, request(9))
+    assert caught.value.retry_after >= 1
+    await asyncio.gather(*running)
+    assert d.num_waiting == d.num_running == 0
+
+
+async def test_a_broken_window_costs_no_token_and_none_twice() -> None:
+    stage = LocalStage()
+    stage.breaks_after = [3, 2]
+    d = desk(stage)
+    answers = await asyncio.gather(*[collect(d, request(i, 20)) for i in range(3)])
+    assert [tokens(a) for a in answers] == [expected(request(i, 20)) for i in range(3)]
+    assert sum(isinstance(e, Started) for e in answers[0]) == 3
+
+
+async def test_a_row_that_breaks_every_window_ends_with_an_error() -> None:
+    stage = LocalStage()
+    d = desk(stage)
+    stage.play = _dies_at_once  # type: ignore[method-assign]
+    with pytest.raises(RowFailed):
+        await collect(d, request(1))
+    assert d.num_running == d.num_waiting == 0
+
+
+async def _dies_at_once(opening: Opening) -> AsyncGenerator[Answer, None]:
+    yield Opened("lane")
+    raise ConnectionError("replica died")
+
+
+async def test_refusals_are_tried_again_and_do_not_count_as_failures() -> None:
+    stage = LocalStage()
+    stage.refusals = 3
+    assert tokens(await collect(desk(stage), request(1))) == expected(request(1))
+    assert len(stage.openings) == 4
+
+
+async def test_closing_the_generator_retires_the_row() -> None:
+    stage = LocalStage()
+    d = desk(stage)
+    events = d.play(request(1, 5000))
+    async for event in events:
+        if isinstance(event, TextTokens):
+            break
+    await events.aclose()
+    assert d.num_running == 0
+    assert stage.lane.num_rows == 0
+
+
+async def test_closing_a_waiting_request_frees_its_place_in_the_queue() -> None:
+    d = desk(LocalStage(), max_rows=1, max_queue=1)
+    running = asyncio.ensure_future(collect(d, request(1, 300)))
+    waiting = asyncio.ensure_future(collect(d, request(2)))
+    await asyncio.sleep(0.02)
+    waiting.cancel()
+    await asyncio.sleep(0.01)
+    assert d.num_waiting == 0
+    assert tokens(await running) == expected(request(1, 300))
+
+
+async def test_a_deadline_ends_running_and_waiting_requests() -> None:
+    stage = LocalStage()
+    d = desk(stage, max_rows=1)
+    late = [asyncio.ensure_future(collect(d, request(i, 100_000, deadline_s=0.1))) for i in range(2)]
+    results = await asyncio.gather(*late, return_exceptions=True)
+    assert all(isinstance(r, DeadlineExceeded) for r in results)
+    assert stage.lane.num_rows == 0
+
+
+async def test_a_stop_string_ends_the_row_before_its_budget() -> None:
+    stage = LocalStage()
+    d = desk(stage)
+    whole = "".join(e.text for e in await collect(d, request(1, 30)) if isinstance(e, TextTokens))
+    stop = whole[20:24]
+    events = await collect(d, request(1, 30, (stop,)))
+    end = events[-1]
+    assert isinstance(end, Ended)
+    assert (end.finish_reason, end.stop_reason) == ("stop", stop)
+    text = "".join(e.text for e in events if isinstance(e, TextTokens))
+    assert text == whole[: whole.index(stop)]
+    assert end.usage.completion_tokens == len(tokens(events)) < 30
+    assert stage.lane.num_rows == 0
+
+
+async def test_an_old_window_takes_no_joins_and_ends_with_its_last_row() -> None:
+    stage = LocalStage()
+    d = desk(stage, window_max_age_s=0.05)
+    old = asyncio.ensure_future(collect(d, request(1, 300)))
+    await asyncio.sleep(0.1)
+    assert tokens(await collect(d, request(2))) == expected(request(2))
+    assert len(stage.openings) == 2
+    assert any(isinstance(letter.command, LastCall) for letter in stage.letters)
+    assert tokens(await old) == expected(request(1, 300))
+    await asyncio.sleep(0.1)
+    assert d.num_windows == stage.lane.num_windows == 0
+
+
+async def test_a_row_that_fails_tells_its_own_client_alone() -> None:
+    stage = LocalStage()
+    d = desk(stage)
+    other = asyncio.ensure_future(collect(d, request(2, 50)))
+    failing = asyncio.ensure_future(collect(d, request(1, 5000)))
+    await asyncio.sleep(0.02)
+    ticket = next(t for w in d._windows for t in w.tickets.values() if t.row_id == "g1")
+    ticket.take(RowProgress(ticket.row_id, (), 0, 0, 0, "error", "not finite", "row_failed"), 0.0)
+    with pytest.raises(RowFailed, match="not finite"):
+        await failing
+    assert tokens(await other) == expected(request(2, 50))

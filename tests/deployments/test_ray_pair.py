@@ -1,0 +1,148 @@
+"""The embedded pair behind HTTP, on real Ray Serve: what a client gets does not depend on company or luck."""
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+from ray import serve
+
+from deployments.app import APP_NAME, build
+from deployments.settings import Settings
+from tests.deployments.ray_client import call, kill_replica, wait_until
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(240)]
+
+QUESTIONS = (
+    "What is the capital of France?",
+    "Write a Python function that adds two numbers.",
+    "What is 12 + 30?",
+    "Write an SQL query that counts all users.",
+    "Name the capital of Japan, please.",
+    "What is 7 times 8?",
+    "Give me a JSON object with a name and an age.",
+    "Write a Python function that reverses a string.",
+)
+Answers = list[tuple[int, ...]]
+
+
+@pytest.fixture(scope="module")
+def base_url(ray_cluster: int) -> str:
+    serve.run(build(Settings()), name=APP_NAME, route_prefix="/")
+    return f"http://127.0.0.1:{ray_cluster}"
+
+
+async def ask(client: AsyncOpenAI, question: str, **options: Any) -> tuple[int, ...]:
+    answer = await client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": question}],
+        max_tokens=64,
+        extra_body={"return_token_ids": True},
+        **{"temperature": 0, **options},
+    )
+    extra: Any = answer.choices[0].model_extra
+    return tuple(extra["token_ids"])
+
+
+def with_client(base_url: str, work: Any) -> Any:
+    async def run() -> Any:
+        async with AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+def one_by_one(base_url: str) -> Answers:
+    async def work(client: AsyncOpenAI) -> Answers:
+        return [await ask(client, question) for question in QUESTIONS]
+
+    return with_client(base_url, work)
+
+
+def together(base_url: str, times: int = 1) -> Answers:
+    async def work(client: AsyncOpenAI) -> Answers:
+        asked: list[Coroutine[Any, Any, tuple[int, ...]]] = [ask(client, q) for q in QUESTIONS * times]
+        return list(await asyncio.gather(*asked))
+
+    return with_client(base_url, work)
+
+
+def metric(base_url: str, name: str) -> float:
+    with urllib.request.urlopen(f"{base_url}/metrics") as page:
+        lines = page.read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
+
+
+@pytest.fixture(scope="module")
+def alone(base_url: str) -> Answers:
+    return one_by_one(base_url)
+
+
+def test_rows_that_share_a_window_get_the_tokens_of_rows_alone(base_url: str, alone: Answers) -> None:
+    assert together(base_url) == alone
+    assert metric(base_url, "dflash_window_rows_max") >= 2
+
+
+def test_sixteen_concurrent_chats_get_the_tokens_of_sequential_ones(base_url: str, alone: Answers) -> None:
+    assert together(base_url, times=2) == alone * 2
+    assert metric(base_url, "dflash_window_rows_max") > 8
+
+
+def test_a_seed_gives_the_same_sample_in_any_company(base_url: str) -> None:
+    async def work(client: AsyncOpenAI) -> None:
+        sampled = {"temperature": 1.0, "seed": 7}
+        first = await ask(client, QUESTIONS[1], **sampled)
+        crowd = [ask(client, question) for question in QUESTIONS]
+        second, *_ = await asyncio.gather(ask(client, QUESTIONS[1], **sampled), *crowd)
+        assert second == first
+
+    with_client(base_url, work)
+
+
+def test_drafts_are_accepted(base_url: str, alone: Answers) -> None:
+    assert metric(base_url, "vllm:spec_decode_num_accepted_tokens_total") > 100
+    assert call("Router", "health")["exchange"]["calls"]["value"] > 0
+
+
+def test_a_killed_drafter_changes_no_token(base_url: str, alone: Answers) -> None:
+    async def work(client: AsyncOpenAI) -> Answers:
+        asked = [asyncio.ensure_future(ask(client, question)) for question in QUESTIONS]
+        await asyncio.sleep(0.1)
+        kill_replica("Drafter")
+        return list(await asyncio.gather(*asked))
+
+    assert with_client(base_url, work) == alone
+    accepted = metric(base_url, "vllm:spec_decode_num_accepted_tokens_total")
+    wait_until(lambda: _is_running("Drafter"), 60)
+    wait_until(
+        lambda: (
+            together(base_url) == alone
+            and metric(base_url, "vllm:spec_decode_num_accepted_tokens_total") > accepted + 50
+        ),
+        60,
+    )
+
+
+def test_a_killed_target_changes_no_token(base_url: str, alone: Answers) -> None:
+    async def work(client: AsyncOpenAI) -> Answers:
+        asked = [asyncio.ensure_future(ask(client, question)) for question in QUESTIONS]
+        await asyncio.sleep(0.2)
+        kill_replica("Target")
+        return list(await asyncio.gather(*asked))
+
+    assert with_client(base_url, work) == alone
+
+
+def test_health_tells_what_is_open(base_url: str) -> None:
+    with urllib.request.urlopen(f"{base_url}/health") as answer:
+        health = json.load(answer)
+    assert health["status"] == "ok"
+    assert health["target"]["windows"] >= 0
+
+
+def _is_running(deployment: str) -> bool:
+    states = serve.status().applications[APP_NAME].deployments[deployment].replica_states
+    return "RUNNING" in {str(state) for state in states}

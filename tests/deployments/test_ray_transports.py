@@ -1,0 +1,79 @@
+"""The exchange over a real drafter replica: by reference, by value and by size give the same drafts."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+from ray import serve
+
+from deployments import app
+from deployments.app import APP_NAME, assemble
+from deployments.exchange.handle import HandleLink
+from deployments.exchange.remote import RemoteDrafter
+from deployments.exchange.transport import Transport
+from deployments.settings import Place, Settings
+from deployments.settings import Transport as Mode
+from dflash_core.request import RowId, RowRequest, WindowId
+from tests.deployments.fake_engine import BLOCK, FakeEngine, FakeWindow, Probe, script
+from tests.deployments.ray_client import call, num_stored_bytes, wait_until
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
+
+PROMPT = tuple(range(1500))  # 375 KiB of features
+EXPECTED_CALLS = {"ref": {"ref"}, "value": {"value"}, "auto": {"ref", "value"}}
+
+
+@pytest.fixture(scope="module")
+def link(ray_cluster: int) -> HandleLink:
+    serve.run(assemble(Settings(), FakeEngine()), name=APP_NAME, route_prefix="/")
+    return HandleLink(serve.get_deployment_handle("Drafter", APP_NAME))
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.mark.parametrize("mode", ["ref", "value", "auto"])
+def test_transports_differ_in_nothing_but_the_way(
+    link: HandleLink, loop: asyncio.AbstractEventLoop, mode: Mode
+) -> None:
+    drafter = RemoteDrafter(link, loop, Transport(mode), "fake", BLOCK, timeout_s=10.0)
+    window = FakeWindow(WindowId(f"w-{mode}"), drafter, 8, 0.0)
+    before = num_stored_bytes()
+    for name in ("a", "b"):
+        window.admit(RowRequest(RowId(name), PROMPT, 2000))
+    reports = [window.step() for _ in range(200)]
+
+    # Every draft is right, so every context is whole and in order.
+    assert all(row.accepted == BLOCK - 1 for report in reports for row in report.rows)
+    emitted = [t for report in reports for row in report.rows if row.row_id == "a" for t in row.tokens]
+    assert emitted == [script(PROMPT, len(PROMPT) + i) for i in range(200 * BLOCK)]
+    traffic = drafter.transport.take_traffic()
+    assert set(traffic.calls) == EXPECTED_CALLS[mode]
+    assert traffic.failures == 0
+    assert (drafter.num_refs > 0) == (mode != "value")
+
+    window.retire(RowId("a"))
+    window.step()
+    window.retire(RowId("b"))
+    assert drafter.num_refs == 0
+    window.close()
+    wait_until(lambda: num_stored_bytes() <= before, 10)
+    wait_until(lambda: call("Drafter", "stats")["sessions"] == 0, 5)
+
+
+def test_levers_reach_the_processes_that_they_are_for(ray_cluster: int) -> None:
+    options = app._options(Settings(blas_threads=3), Place(num_cpus=0.1), wants_blas=True)
+    probe = serve.deployment(name="Probe", **options)(Probe).bind()
+    facts = cast(Any, serve.run(probe, name="probe", route_prefix=None)).facts.remote().result()
+    serve.delete("probe")
+    assert facts == {"own_thread": False, "own_loop": False, "grpc_limit": app.GRPC_LIMIT_BYTES, "blas": "3"}
