@@ -102,7 +102,7 @@ def generate(
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     width: Annotated[
         int | None,
-        typer.Option(min=1, help="Widest block; 1 does not draft.", show_default="the drafter's block"),
+        typer.Option(min=1, help="Block width; 1 does not draft.", show_default="chosen per round"),
     ] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")

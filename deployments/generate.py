@@ -4,8 +4,7 @@ A window with one row, played by the same loop as everywhere. Knows nothing of f
 """
 
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:  # MLX comes after the BLAS
     from dflash_core.window import Window
 
 DEFAULT_MAX_TOKENS = 1024
-WARM_TOKENS = 20
+MEASURING_S = 3.0  # at most, for the costs of all widths
 ROW = RowId("0")
 
 
@@ -56,7 +55,7 @@ class GenerateOptions:
     drafter: str | None = EMBEDDED  # None: every round is classic
     sampling: SamplingFlags = field(default_factory=SamplingFlags)
     max_tokens: int | None = None  # None: what the context leaves, up to DEFAULT_MAX_TOKENS
-    width: int | None = None  # None: the drafter's block
+    width: int | None = None  # None: chosen per round from measured costs
     stop: tuple[str, ...] = ()
     system: str | None = None
     is_raw: bool = False  # the prompt as it is, without chat template
@@ -97,8 +96,7 @@ def generate(options: GenerateOptions, out: TextIO) -> Summary:
     if not prompt_ids:
         raise InvalidRequest("the prompt is empty", param="prompt")
     config = read_json(target_path / "generation_config.json")
-    open_window = _loaded(target_path, drafter_path, options.width)
-    window = open_window("generate")
+    window = _open_window(target_path, drafter_path, options.width)
     request = RowRequest(
         row_id=ROW,
         tokens=prompt_ids,
@@ -106,8 +104,7 @@ def generate(options: GenerateOptions, out: TextIO) -> Summary:
         sampling=options.sampling.resolve(SamplingDefaults.of_generation_config(config)),
         stop_token_ids=tokenizer.eos_token_ids,
     )
-    window.admit(request)  # refused here, before anything is computed
-    _warm(open_window("warm-up"), request)
+    window.admit(request)
     return _play(window, request, TextStream(tokenizer, options.stop), out)
 
 
@@ -120,33 +117,20 @@ def _prompt_ids(options: GenerateOptions, tokenizer: Tokenizer) -> tuple[int, ..
     return tuple(tokenizer.apply_chat(messages))
 
 
-def _loaded(target_path: Path, drafter_path: Path | None, width: int | None) -> "Callable[[str], Window]":
-    """Load both models; what comes back opens windows on them."""
+def _open_window(target_path: Path, drafter_path: Path | None, width: int | None) -> "Window":
+    """Load both models and open a window of one row. Measuring the widths also compiles them."""
     from deployments.exchange.absent import NoDrafter
+    from dflash_core.acceptance import Acceptance
+    from dflash_core.calibration import measure_costs
     from dflash_core.loading import build_drafter, build_target
-    from dflash_core.width import FixedWidth
+    from dflash_core.width import AutoWidth, FixedWidth
     from dflash_core.window import Window, WindowPolicy
 
     target, _ = build_target(target_path, drafter_path)
     drafter = NoDrafter() if drafter_path is None else build_drafter(target_path, drafter_path)[0]
-    widest = drafter.block_size
-
-    def open_window(name: str) -> Window:
-        policy = WindowPolicy(width=FixedWidth(min(width or widest, widest)), max_rows=1)
-        return Window(WindowId(name), target, drafter, policy)
-
-    return open_window
-
-
-def _warm(window: "Window", request: RowRequest) -> None:
-    """Play two rounds for nobody: the first of a shape compiles, and that is no part of the rate."""
-    tokens = request.tokens[:WARM_TOKENS]
-    room = window.target.max_context - len(tokens)
-    budget = min(room, 2 * window.drafter.block_size)
-    window.admit(replace(request, tokens=tokens, max_tokens=budget, stop_token_ids=frozenset()))
-    while window.has_work:
-        window.step()
-    window.close()
+    costs = measure_costs(target, drafter, max_rows=1, budget_s=MEASURING_S)
+    chosen = AutoWidth(costs, Acceptance(drafter.block_size)) if width is None else FixedWidth(width)
+    return Window(WindowId("generate"), target, drafter, WindowPolicy(width=chosen, max_rows=1))
 
 
 def _room(window: "Window", prompt_ids: tuple[int, ...]) -> int:

@@ -17,7 +17,7 @@ PROMPT = "Write a Python function that adds two numbers."
 
 def play(**options) -> tuple[str, Summary]:
     out = io.StringIO()
-    summary = generate(GenerateOptions(**{"prompt": PROMPT, **options}), out)
+    summary = generate(GenerateOptions(**{"prompt": PROMPT, "width": 16, **options}), out)
     return out.getvalue(), summary
 
 
@@ -46,6 +46,11 @@ def test_width_1_does_not_draft(speculated):
     text, summary = play(width=1, max_tokens=8)
     assert speculated[0].startswith(text.removesuffix("\n"))
     assert (summary.tokens, summary.rounds, summary.accepted) == (8, 7, 0)
+
+
+def test_answer_is_the_same_when_the_width_is_chosen_per_round(speculated):
+    text, summary = play(width=None)
+    assert (text, summary.tokens) == (speculated[0], speculated[1].tokens)
 
 
 def test_stop_string_ends_the_answer_and_is_not_part_of_it(speculated):
