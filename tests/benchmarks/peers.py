@@ -6,8 +6,6 @@ Greedy, the embedded pair (or --target/--drafter), arms interleaved, first repet
 tokens per second (min, median, max) and whether every answer's token ids equal mlx-lm's one by one.
 """
 
-# ruff: noqa: I001  (dflash_core must come before mlx: it loads the BLAS that MLX is to find)
-
 import argparse
 import json
 import statistics
