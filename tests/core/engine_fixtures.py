@@ -6,6 +6,7 @@ Most tests run eagerly: MLX compiles its fused kernels with g++, which costs mor
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -13,11 +14,22 @@ from typing import Any, Literal
 import mlx.core as mx
 import numpy as np
 
+from dflash_core.checkpoints import (
+    DrafterSpec,
+    EmbeddingAndHead,
+    load_drafter_weights,
+    load_embedding_and_head,
+    read_drafter_spec,
+    read_target_spec,
+)
 from dflash_core.drafter import LocalDrafter, Ready
 from dflash_core.events import RoundReport, RowProgress
-from dflash_core.loading import LoadedLane, load_lane
+from dflash_core.loading import LoadedLane, drafter_shape, load_lane
+from dflash_core.models.drafter import DrafterNetwork, FeatureProjection
 from dflash_core.protocols import Drafter, Drafts, FeatureBlock
 from dflash_core.request import RowId, RowRequest, Sampling, WindowId
+from dflash_core.row_cache import CacheShape, RowCaches
+from dflash_core.sampling import pack
 from dflash_core.target import Target
 from dflash_core.width import FixedWidth, WidthPolicy
 from dflash_core.window import Window, WindowPolicy
@@ -27,8 +39,8 @@ VOCAB = 128
 WINDOW = WindowId("window")
 Layout = Literal["first", "today"]
 TINY: dict[str, Any] = {
-    "num_layers": 6,
-    "interval": 3,
+    "num_layers": 4,
+    "interval": 2,
     "hidden": 32,
     "intermediate": 64,
     "vocab": VOCAB,
@@ -61,7 +73,7 @@ def eager() -> Iterator[None]:
 
 @cache
 def tiny_lane(dtype: mx.Dtype = mx.float64, layout: Layout = "today") -> LoadedLane:
-    """A random target and drafter of 6 and 2 layers, shared by all tests."""
+    """A random target and drafter of 4 and 2 layers, shared by all tests."""
     return make_lane(dtype, layout)
 
 
@@ -73,22 +85,73 @@ def make_lane(
 ) -> LoadedLane:
     """A lane of its own. The embedding of ``poisoned_token`` is NaN (the head is then a separate one)."""
     with tempfile.TemporaryDirectory() as folder:
-        path = write_target(
-            Path(folder) / "target",
-            **{**TINY, "dtype": mx.float32, "tied": poisoned_token is None, **target},
-        )
-        drafter = write_drafter(
-            Path(folder) / "drafter", target=path, layout=layout, dtype=mx.float32, **TINY_DRAFTER
-        )
+        path, drafter = write_pair(Path(folder), layout, tied=poisoned_token is None, **target)
         if poisoned_token is not None:
             edit_weights(path, lambda weights: _poison(weights, poisoned_token))
         return load_lane(path, drafter, dtype=dtype)
+
+
+def write_pair(folder: Path, layout: Layout, **target: Any) -> tuple[Path, Path]:
+    """Write the tiny target and its drafter in float32."""
+    path = write_target(folder / "target", **{**TINY, "dtype": mx.float32, **target})
+    return path, write_drafter(
+        folder / "drafter", target=path, layout=layout, dtype=mx.float32, **TINY_DRAFTER
+    )
 
 
 def _poison(weights: dict[str, mx.array], token: int) -> None:
     name = "model.embed_tokens.weight"
     is_token = mx.arange(weights[name].shape[0]) == token
     weights[name] = mx.where(is_token[:, None], mx.array(mx.nan), weights[name])
+
+
+@dataclass(frozen=True)
+class DrafterParts:
+    """What a drafter is made of, for tests that run its network by hand. Same weights as ``tiny_lane``'s."""
+
+    spec: DrafterSpec
+    weights: dict[str, mx.array]
+    shared: EmbeddingAndHead
+
+    def network(self, head: Callable[[mx.array], mx.array] | None = None) -> DrafterNetwork:
+        """The network; ``head`` stands in for the target's."""
+        return DrafterNetwork(
+            drafter_shape(self.spec), self.weights, self.shared.embed, head or self.shared.logits
+        )
+
+    def projection(self) -> FeatureProjection:
+        """``fc`` and ``hidden_norm``."""
+        return FeatureProjection(self.weights, self.spec.rms_norm_eps)
+
+    def caches(self, num_slots: int, capacity: int) -> RowCaches:
+        """Empty contexts."""
+        shape = CacheShape(
+            num_attention_layers=self.spec.num_layers,
+            num_kv_heads=self.spec.num_kv_heads,
+            head_dim=self.spec.head_dim,
+            num_delta_layers=0,
+            num_v_heads=0,
+            v_dim=0,
+            k_dim=0,
+            conv_window=0,
+            conv_dim=0,
+            dtype=self.shared.dtype,
+            state_dtype=self.shared.dtype,
+        )
+        return RowCaches(shape, num_slots, capacity)
+
+
+@cache
+def tiny_drafter(dtype: mx.Dtype = mx.float64, layout: Layout = "today") -> DrafterParts:
+    """The drafter of ``tiny_lane`` in parts."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, drafter = write_pair(Path(folder), layout)
+        spec = read_drafter_spec(drafter, read_target_spec(path))
+        return DrafterParts(
+            spec,
+            load_drafter_weights(drafter, spec, dtype),
+            load_embedding_and_head(path, dtype=dtype),
+        )
 
 
 # Rows and windows
@@ -169,7 +232,7 @@ def play(lane: LoadedLane, *requests: RowRequest, **arguments: Any) -> dict[str,
 
 @cache
 def _alone(lane: "_ByIdentity", request: RowRequest) -> tuple[int, ...]:
-    return play(lane.value, request, width=1, window_id=WindowId("alone"))[request.row_id]
+    return play(lane.value, request, width=1, drafter=SilentDrafter())[request.row_id]
 
 
 class _ByIdentity:
@@ -184,7 +247,7 @@ class _ByIdentity:
 
 
 def alone(lane: LoadedLane, request: RowRequest) -> tuple[int, ...]:
-    """The row's tokens in a window of its own, without speculation: what every other way must give."""
+    """The row's tokens in a window of its own, without a drafter: what every other way must give."""
     return _alone(_ByIdentity(lane), request)
 
 
@@ -198,11 +261,32 @@ class ListedWidths:
         self._widths = widths
         self._round = 0
 
-    def choose(self, num_live: int, num_slots: int) -> int:
+    def choose(self, row_ids: Sequence[RowId | None], widest: int) -> int:
         self._round += 1
-        return self._widths[(self._round - 1) % len(self._widths)]
+        return min(widest, self._widths[(self._round - 1) % len(self._widths)])
 
     def observe(self, report: RoundReport) -> None:
+        pass
+
+    def forget(self, row_id: RowId) -> None:
+        pass
+
+
+class SilentDrafter:
+    """Never drafts and keeps nothing: every round is classic."""
+
+    block_size = 1
+
+    def extend(self, window_id: WindowId, block: FeatureBlock) -> None:
+        pass
+
+    def draft(self, window_id: WindowId, block: FeatureBlock, anchors: mx.array, width: int) -> Ready:
+        return Ready(Drafts(mx.zeros((len(block.row_ids), 0), dtype=mx.int32), has_taken=True))
+
+    def drop(self, window_id: WindowId, row_ids: tuple[RowId, ...]) -> None:
+        pass
+
+    def close(self, window_id: WindowId) -> None:
         pass
 
 
@@ -218,7 +302,7 @@ class ScriptedDrafter:
     def __init__(
         self,
         inner: Drafter,
-        scripts: Mapping[str, Sequence[int]],
+        scripts: Mapping[RowId, Sequence[int]],
         num_right: NumRight | int,
         *,
         salt: int = 0,
@@ -244,7 +328,7 @@ class ScriptedDrafter:
                 ids[slot] = self._follow(row_id, int(lengths[slot]), ids.shape[1])
         return Ready(Drafts(mx.array(ids, dtype=mx.int32), drafts.has_taken))
 
-    def _follow(self, row_id: str, length: int, count: int) -> list[int]:
+    def _follow(self, row_id: RowId, length: int, count: int) -> list[int]:
         ahead = [*self._scripts[row_id][length + 1 :], *([0] * count)][:count]
         right = self._num_right(row_id, length)
         return [t if i < right else (t + 1 + self._salt) % VOCAB for i, t in enumerate(ahead)]
@@ -270,7 +354,7 @@ def scripted(
 class RowState:
     """Everything a target keeps of one row, as numpy arrays cut to its length."""
 
-    def __init__(self, caches: Any, slot: int):
+    def __init__(self, caches: RowCaches, slot: int):
         length = int(caches.lengths[slot])
         arrays = caches.arrays
         self.length = length
@@ -304,8 +388,6 @@ def difference(a: Any, b: Any) -> float:
 
 def state_alone(target: Target, tokens: Sequence[int]) -> RowState:
     """State of a row that read ``tokens`` by itself, in one piece."""
-    from dflash_core.sampling import pack
-
     caches = target.new_caches(1, 1)
     counts = np.array([len(tokens)], dtype=np.int32)
     target.prefill(caches, np.array([tokens], dtype=np.int32), counts, pack([None], target.vocab_size))
