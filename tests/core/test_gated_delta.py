@@ -54,8 +54,6 @@ class Inputs:
         parts = (self.q, self.k, self.v, self.log_g, self.beta, self.state)
         return tuple(mx.array(x, dtype=dtype) for x in parts)
 
-    def cut(self, count: int) -> "Inputs":
-XX
     def with_garbage(self, counts: np.ndarray, rng: np.random.Generator) -> "Inputs":
         """Other finite inputs at and after each row's count."""
         other = make("random", self.q.shape[1], rng, *self._sizes())
