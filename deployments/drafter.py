@@ -27,7 +27,7 @@ class DrafterReplica:
 
     async def draft(self, call: DraftCall) -> DraftReply:
         """One round of one window. Refs are fetched here, straight from the target's object store."""
-        fetched = replace(call, features=tuple([await _fetch(row) for row in call.features]))
+        fetched = await _fetch(call)
         return await self._thread.run(lambda: self._sessions.draft(fetched))
 
     async def lengths(self, window_id: WindowId) -> dict[RowId, int]:
@@ -59,14 +59,19 @@ class DrafterReplica:
             await self._thread.run(self._sessions.sweep)
 
 
-async def _fetch(row: RowFeatures) -> RowFeatures:
-    """The same features with arrays in place of refs."""
-    if all(isinstance(piece.data, np.ndarray) for piece in row.pieces):
-        return row
-    arrays = await asyncio.gather(*[_array(piece) for piece in row.pieces])
-    pieces = [replace(piece, data=array) for piece, array in zip(row.pieces, arrays, strict=True)]
-    return replace(row, pieces=tuple(pieces))
+async def _fetch(call: DraftCall) -> DraftCall:
+    """The same call with arrays in place of refs, each fetched once."""
+    pieces = [piece for row in call.features for piece in row.pieces]
+    refs = list({piece.data for piece in pieces if isinstance(piece.data, ray.ObjectRef)})
+    if not refs:
+        return call
+    arrays = dict(zip(refs, await asyncio.gather(*refs), strict=True))
+
+    def filled(row: RowFeatures) -> RowFeatures:
+        return replace(row, pieces=tuple(replace(p, data=_array(p, arrays)) for p in row.pieces))
+
+    return replace(call, features=tuple(filled(row) for row in call.features))
 
 
-async def _array(piece: Piece) -> np.ndarray:
-    return await piece.data if isinstance(piece.data, ray.ObjectRef) else piece.data
+def _array(piece: Piece, arrays: dict[ray.ObjectRef, np.ndarray]) -> np.ndarray:
+    return arrays[piece.data] if isinstance(piece.data, ray.ObjectRef) else piece.data

@@ -82,7 +82,7 @@ class Settings(_Strict):
 
     # Exchange between target and drafter.
     transport: Transport = "auto"
-    ref_threshold_bytes: int = Field(default=256 * 1024, ge=0)  # auto: from here on an array goes as a ref
+    ref_threshold_bytes: int = Field(default=2**20, ge=0)  # auto: arrays from here on go as refs
     draft_timeout_s: Seconds = 2.0  # a draft that takes longer is abandoned; the round is classic
     session_ttl_s: Seconds = 60.0  # idle drafter state is dropped after this
 

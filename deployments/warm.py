@@ -59,7 +59,9 @@ def warm_drafter(sessions: Sessions, spec: DrafterSpec, dtype: str, max_rows: in
             x = np.zeros((count, spec.hidden_size), np.uint16 if dtype == "bfloat16" else dtype)
             features = tuple(RowFeatures(r, held, (Piece(held, count, x),)) for r in row_ids)
             anchors = np.zeros(rows, np.int32)
-            call = DraftCall(WINDOW, number, spec.fingerprint, dtype, row_ids, features, anchors, width)
+            call = DraftCall(
+                WINDOW, number, spec.fingerprint, dtype, x.itemsize, row_ids, features, anchors, width
+            )
             sessions.draft(call)
             held += count
         sessions.close(WINDOW)

@@ -11,6 +11,7 @@ class HandleLink:
 
     def __init__(self, handle: DeploymentHandle):
         self._handle = handle
+        self._bound: dict[tuple[WindowId, str, bool], DeploymentHandle] = {}  # options are dear to set
 
     async def draft(self, call: DraftCall, by_reference: bool) -> DraftReply:
         """One round."""
@@ -23,6 +24,16 @@ class HandleLink:
     async def close(self, window_id: WindowId) -> None:
         """Forget a window."""
         await self._to(window_id, "close").remote(window_id)
+        for key in [key for key in self._bound if key[0] == window_id]:
+            del self._bound[key]
 
     def _to(self, window_id: WindowId, method: str, by_reference: bool = False) -> DeploymentHandle:
-        return self._handle.options(method_name=method, session_id=window_id, _by_reference=by_reference)
+        key = (window_id, method, by_reference)
+        if key not in self._bound:
+            self._bound[key] = self._handle.options(
+                method_name=method,
+                session_id=window_id,
+                request_serialization="pickle",  # by value; cloudpickle walks every object in Python
+                _by_reference=by_reference,
+            )
+        return self._bound[key]

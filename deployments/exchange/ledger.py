@@ -23,7 +23,6 @@ class RowLedger:
     length: int = 0
     confirmed: int = 0
     loose: int = 0  # pieces at the end that are not merged yet
-    token_bytes: int = 0
 
 
 class Ledger:
@@ -55,15 +54,14 @@ class Ledger:
             return
         row.pieces.append(Piece(start, len(data), data))
         row.length += len(data)
-        row.token_bytes = data.nbytes // len(data)
         row.loose += 1
         self._merge(row)
 
     def missing(self, row_id: RowId) -> RowFeatures:
-        """What the drafter lacks of a row, dressed for travel.
+        """What the drafter lacks of a row.
 
         A merged array that became a ref stays one here, and its memory is freed. A loose piece stays an
-        array: it will be merged, and what the call carries lives as long as the call.
+        array: it will be merged.
         """
         row = self._rows[row_id]
         first_loose = len(row.pieces) - row.loose
@@ -71,11 +69,9 @@ class Ledger:
         for index, piece in enumerate(row.pieces):
             if piece.start + piece.count <= row.confirmed:
                 continue
-            dressed = self._transport.dress(piece)
             if index < first_loose:
-                row.pieces[index] = dressed
-            sent.append(_without_head(dressed, max(0, row.confirmed - piece.start)))
-            self._transport.count_bytes(sent[-1], sent[-1].count * row.token_bytes)
+                row.pieces[index] = piece = self._transport.store(piece)
+            sent.append(_without_head(piece, max(0, row.confirmed - piece.start)))
         return RowFeatures(row_id, row.confirmed, tuple(sent))
 
     def confirm(self, row_id: RowId, length: int) -> None:

@@ -12,7 +12,8 @@ from dflash_core.request import RowId, WindowId
 class Piece:
     """Projected features of one row at positions ``start .. start + count - 1``.
 
-    ``data`` [skip + count, D] is the array, or a ref to it in the target's object store.
+    They are ``data[skip : skip + count]``; ``data`` is an array [N, D], or a ref to one in the target's
+    object store. Several pieces may share one.
     """
 
     start: int
@@ -43,6 +44,7 @@ class DraftCall:
     number: int  # rises with every call of a window; an answer to an older one is dropped
     fingerprint: str  # of the drafter whose ``fc`` made the features
     dtype: str  # of the features
+    token_bytes: int  # of one token's features
     row_ids: tuple[RowId | None, ...]  # [B]
     features: tuple[RowFeatures, ...]  # rows that are not idle, those without news too
     anchors: np.ndarray  # [B] int32

@@ -98,8 +98,9 @@ class RemoteDrafter:
             window.number,
             self._fingerprint,
             dtype_name(block.x.dtype),
+            block.x.shape[-1] * block.x.itemsize,
             block.row_ids,
-            tuple(window.ledger.missing(row_id) for row_id in rows),
+            self.transport.pack(tuple(window.ledger.missing(row_id) for row_id in rows)),
             np.array(anchors, dtype=np.int32),
             width,
         )

@@ -37,7 +37,7 @@ class Sessions:
         self._ttl_s = ttl_s
         self._clock = clock
         self._sessions: dict[WindowId, _Session] = {}
-        self._like = mx.zeros((0, 1))  # [0, D] in the features' dtype, once any have come
+        self._like = np.zeros((0, 1), np.float32)  # [0, D] as on the wire, once any have come
 
     @property
     def num_sessions(self) -> int:
@@ -76,14 +76,14 @@ class Sessions:
         self._drop(call.window_id, session, tuple(r for r in session.lengths if r not in call.row_ids))
         lost = self._check(call, session)
         fitting = [row for row in call.features if row.row_id not in lost]
-        news = {row.row_id: _join(row, call.dtype) for row in fitting if row.count}
+        news = {row.row_id: _join(row) for row in fitting if row.count}
         for row in fitting:
             if row.count > LONG_TOKENS or (lost and row.count):
-                self._extend(call.window_id, row, news.pop(row.row_id))
+                self._extend(call, row, news.pop(row.row_id))
             session.lengths[row.row_id] = row.start + row.count
         ids = _no_ids(call)
         if not lost:
-            block = self._block(call.row_ids, news, session.lengths)
+            block = self._block(call.dtype, call.row_ids, news, session.lengths)
             drafts = self._drafter.draft(call.window_id, block, mx.array(call.anchors), call.width)
             ids = np.array(drafts.wait().ids)
         lengths = {row.row_id: session.lengths.get(row.row_id, 0) for row in call.features}
@@ -100,19 +100,19 @@ class Sessions:
         if known:
             self._drafter.drop(window_id, known)
 
-    def _extend(self, window_id: WindowId, row: RowFeatures, x: mx.array) -> None:
+    def _extend(self, call: DraftCall, row: RowFeatures, x: np.ndarray) -> None:
         """Append one row's features [T, D] in chunks."""
         for begin in range(0, len(x), CHUNK_TOKENS):
             chunk = x[begin : begin + CHUNK_TOKENS]
-            block = self._block(
-                (row.row_id,), {row.row_id: chunk}, {row.row_id: row.start + begin + len(chunk)}
-            )
-            self._drafter.extend(window_id, block)
+            end = {row.row_id: row.start + begin + len(chunk)}
+            block = self._block(call.dtype, (row.row_id,), {row.row_id: chunk}, end)
+            self._drafter.extend(call.window_id, block)
 
     def _block(
         self,
+        dtype: str,
         row_ids: tuple[RowId | None, ...],
-        news: dict[RowId, mx.array],
+        news: dict[RowId, np.ndarray],
         lengths: dict[RowId, int],
     ) -> FeatureBlock:
         """One block [B, T, D] of rows [T_b, D] that end at ``lengths``; T is bucketed, at least 1."""
@@ -121,16 +121,18 @@ class Sessions:
         ends = np.array([lengths.get(row_id, 0) if row_id is not None else 0 for row_id in row_ids], np.int32)
         self._like = next((x for x in parts if x is not None), self._like)[:0]
         width = 1 << max(int(counts.max()) - 1, 0).bit_length()
-        empty = mx.zeros((width, self._like.shape[1]), self._like.dtype)
-        padded = [empty if x is None else mx.concatenate([x, empty[len(x) :]]) for x in parts]
-        return FeatureBlock(row_ids, ends - counts, counts, mx.stack(padded))
+        padded = np.zeros((len(row_ids), width, self._like.shape[1]), self._like.dtype)
+        for slot, x in enumerate(parts):
+            if x is not None:
+                padded[slot, : len(x)] = x
+        return FeatureBlock(row_ids, ends - counts, counts, from_wire(padded, dtype))
 
 
 def _no_ids(call: DraftCall) -> np.ndarray:
     return np.zeros((len(call.row_ids), 0), np.int32)
 
 
-def _join(row: RowFeatures, dtype: str) -> mx.array:
+def _join(row: RowFeatures) -> np.ndarray:
     """A row's pieces as one array [T, D]."""
-    arrays = [from_wire(np.asarray(piece.data)[piece.skip :], dtype) for piece in row.pieces]
-    return arrays[0] if len(arrays) == 1 else mx.concatenate(arrays)
+    arrays = [np.asarray(piece.data)[piece.skip : piece.skip + piece.count] for piece in row.pieces]
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import ray
 
-from deployments.exchange.messages import DraftCall, Piece
+from deployments.exchange.messages import DraftCall, Piece, RowFeatures
 from deployments.messages import Traffic
 from deployments.settings import Transport as Mode
 
@@ -22,27 +22,43 @@ class Transport:
     """Chooses, and counts what was chosen."""
 
     mode: Mode = "auto"
-    threshold: int = 256 * 1024  # bytes; auto: arrays from here on go as refs
+    threshold: int = 2**20  # bytes; auto: arrays, and messages of small arrays, from here on go as refs
     _traffic: Traffic = field(default_factory=Traffic)
 
-    def dress(self, piece: Piece) -> Piece:
-        """The piece as it shall travel; an array that becomes a ref is put in the object store once."""
+    def store(self, piece: Piece) -> Piece:
+        """A lasting piece as it shall travel; an array that becomes a ref is put in the store once."""
         if not isinstance(piece.data, np.ndarray) or not self._as_ref(piece.data.nbytes):
             return piece
         return Piece(piece.start, piece.count, ray.put(piece.data), piece.skip)
+
+    def pack(self, rows: tuple[RowFeatures, ...]) -> tuple[RowFeatures, ...]:
+        """What is left of a message's small arrays, in one object if they go as refs: a put each is slow."""
+        loose = [p.data[p.skip :] for row in rows for p in row.pieces if isinstance(p.data, np.ndarray)]
+        if not loose or not self._as_ref(sum(array.nbytes for array in loose)):
+            return rows
+        ref = ray.put(np.concatenate(loose))
+        offset = 0
+        packed: list[RowFeatures] = []
+        for row in rows:
+            pieces: list[Piece] = []
+            for piece in row.pieces:
+                if isinstance(piece.data, np.ndarray):
+                    pieces.append(Piece(piece.start, piece.count, ref, offset))
+                    offset += piece.count
+                else:
+                    pieces.append(piece)
+            packed.append(RowFeatures(row.row_id, row.start, tuple(pieces)))
+        return tuple(packed)
 
     def is_by_reference(self, call: DraftCall) -> bool:
         """Whether the handle call that carries this message goes by reference. Also counts it."""
         pieces = [piece for row in call.features for piece in row.pieces]
         by_reference = self.mode == "ref" or any(not isinstance(p.data, np.ndarray) for p in pieces)
-        name = "ref" if by_reference else "value"
-        self._traffic.calls[name] = self._traffic.calls.get(name, 0) + 1
+        _count(self._traffic.calls, "ref" if by_reference else "value", 1)
+        for piece in pieces:
+            name = "value" if isinstance(piece.data, np.ndarray) else "ref"
+            _count(self._traffic.bytes, name, piece.count * call.token_bytes)
         return by_reference
-
-    def count_bytes(self, piece: Piece, nbytes: int) -> None:
-        """Count a piece that is sent."""
-        name = "value" if isinstance(piece.data, np.ndarray) else "ref"
-        self._traffic.bytes[name] = self._traffic.bytes.get(name, 0) + nbytes
 
     def count_failure(self) -> None:
         """Count a draft that did not come."""
@@ -57,6 +73,10 @@ class Transport:
         if self.mode == "auto":
             return nbytes >= self.threshold
         return self.mode == "ref"
+
+
+def _count(counts: dict[str, int], name: str, amount: int) -> None:
+    counts[name] = counts.get(name, 0) + amount
 
 
 def to_wire(array: mx.array) -> np.ndarray:

@@ -8,7 +8,6 @@ from concurrent.futures import Future
 import mlx.core as mx
 import numpy as np
 import pytest
-from tests.deployments.fake_engine import BLOCK, DIM, FakeDrafter, FakeWindow, script
 
 from deployments.exchange.ledger import MERGE_TOKENS, Ledger
 from deployments.exchange.messages import DraftCall, DraftReply, Piece, RowFeatures
@@ -17,6 +16,7 @@ from deployments.exchange.sessions import Sessions
 from deployments.exchange.transport import Transport, from_wire, to_wire
 from dflash_core.events import RoundReport
 from dflash_core.request import RowId, RowRequest, WindowId
+from tests.deployments.fake_engine import BLOCK, DIM, FakeDrafter, FakeWindow, script
 
 W = WindowId("w")
 
@@ -183,7 +183,7 @@ def test_idle_sessions_are_dropped_after_their_time() -> None:
     x[:, 0] = range(3)
     features = RowFeatures(RowId("r"), 0, (Piece(0, 3, x),))
     sessions.draft(
-        DraftCall(W, 1, "fake", "float32", (RowId("r"),), (features,), np.zeros(1, np.int32), BLOCK)
+        DraftCall(W, 1, "fake", "float32", 4 * DIM, (RowId("r"),), (features,), np.zeros(1, np.int32), BLOCK)
     )
     now[0] = 59.0
     sessions.sweep()

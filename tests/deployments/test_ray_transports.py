@@ -46,7 +46,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 def test_transports_differ_in_nothing_but_the_way(
     link: HandleLink, loop: asyncio.AbstractEventLoop, mode: Mode
 ) -> None:
-    drafter = RemoteDrafter(link, loop, Transport(mode), "fake", BLOCK, timeout_s=10.0)
+    drafter = RemoteDrafter(link, loop, Transport(mode, 256 * 1024), "fake", BLOCK, timeout_s=10.0)
     window = FakeWindow(WindowId(f"w-{mode}"), drafter, 8, 0.0)
     before = num_stored_bytes()
     for name in ("a", "b"):
