@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from deployments import __version__
+from deployments import __version__, cli_measure
 from deployments.settings import EMBEDDED, Settings, SettingsError, load_settings
 from dflash_core.errors import DFlashError, InvalidRequest
 
@@ -25,6 +25,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+cli_measure.register(app)
 
 
 def main() -> None:

@@ -85,6 +85,17 @@ class Target:
         """Dtype of a projected feature."""
         return self.cache_shape.dtype
 
+    def with_network(self, wrap: Callable[[TargetNetwork], TargetNetwork]) -> "Target":
+        """The same target over another network: tests and controls wrap it."""
+        return Target(
+            wrap(self.network),
+            cache_shape=self.cache_shape,
+            vocab_size=self.vocab_size,
+            max_context=self.max_context,
+            projection=self._projection,
+            feature_size=self._feature_size,
+        )
+
     def new_caches(self, num_slots: int, capacity: int) -> RowCaches:
         """Empty caches."""
         return RowCaches(self.cache_shape, num_slots, capacity)

@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import dflash_core  # loads the BLAS that MLX is to find, so it comes first
+
+# isort: split
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, generate_step
 
-import dflash_core  # before MLX: loads the BLAS
 from deployments.bench import machine
 from deployments.prompts import read_prompts
 from dflash_core.acceptance import Acceptance
