@@ -22,6 +22,7 @@ from tests.deployments.ray_client import call, num_stored_bytes, wait_until
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
 
 PROMPT = tuple(range(1500))  # 375 KiB of features
+SERVES_OWN_BYTES = 20_000  # Serve keeps small objects of its own; one round's features are more
 EXPECTED_CALLS = {"ref": {"ref"}, "value": {"value"}, "auto": {"ref", "value"}}
 
 
@@ -67,7 +68,7 @@ def test_transports_differ_in_nothing_but_the_way(
     window.retire(RowId("b"))
     assert drafter.num_refs == 0
     window.close()
-    wait_until(lambda: num_stored_bytes() <= before, 10)
+    wait_until(lambda: num_stored_bytes() < before + SERVES_OWN_BYTES, 10)
     wait_until(lambda: call("Drafter", "stats")["sessions"] == 0, 5)
 
 
