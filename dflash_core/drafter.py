@@ -216,6 +216,8 @@ class LocalDrafter:
             source[slot], counts[slot] = i, block.counts[i]
         rows.caches.reserve(T)
         x = block.x if list(source) == list(range(B)) and len(slots) == B else block.x[mx.array(source)]
+        # Slots beside the block get zeros, not another row's features: those may not be finite.
+        x = mx.where((mx.array(counts) > 0)[:, None, None], x, mx.zeros((), dtype=x.dtype))
         arrays = rows.caches.take()
         keys, values = self._extend(x, mx.array(rows.caches.lengths), arrays.keys, arrays.values)
         states, conv = arrays.states, arrays.conv

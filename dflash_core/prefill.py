@@ -59,7 +59,7 @@ class PrefillBatch:
         """Free a row's slot; whether it was here."""
         for slot, row in enumerate(self.rows):
             if row is not None and row.row_id == row_id:
-                self._free(slot)
+                self.release(slot, scrub=True)  # nobody has looked yet whether it is finite
                 return True
         return False
 
