@@ -43,6 +43,13 @@ def test_functions_are_accurate_over_their_whole_range(name: str, dtype: mx.Dtyp
     assert (np.abs(np.array(actual) - exact) / np.abs(exact)).max() < limit
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float64], ids=["float32", "float64"])
+def test_the_exponential_of_zero_is_one(dtype: mx.Dtype) -> None:
+    """A state that is kept is multiplied by it every round; growth by an ulp each would not average out."""
+    assert np.array(fastmath.exp(mx.zeros(3, dtype=dtype))).tolist() == [1, 1, 1]
+    assert np.array(fastmath.exp(mx.full((3,), -1e-9, dtype=dtype))).max() <= 1
+
+
 def test_the_accuracy_asked_for_is_beyond_half_precision() -> None:
     """The control: bfloat16 would fail the sweep."""
     x = mx.array(SWEEP, dtype=mx.float32)
