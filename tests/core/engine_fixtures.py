@@ -296,7 +296,8 @@ NumRight = Callable[[str, int], int]  # (row id, target length) -> drafts that s
 class ScriptedDrafter:
     """Keeps the real contexts, but drafts what a script says: so many right tokens, then wrong ones.
 
-    ``scripts`` holds each row's prompt and output; ``salt`` changes the wrong tokens only.
+    ``scripts`` holds each row's prompt and output; ``salt`` changes the wrong tokens only, none of which is
+    ``avoid``.
     """
 
     def __init__(
@@ -306,10 +307,12 @@ class ScriptedDrafter:
         num_right: NumRight | int,
         *,
         salt: int = 0,
+        avoid: int | None = None,
     ):
-        self._inner, self._scripts, self._salt = inner, scripts, salt
+        self._inner, self._scripts, self._salt, self._avoid = inner, scripts, salt, avoid
         self._num_right = num_right if callable(num_right) else lambda _row, _length: num_right
         self.calls: list[tuple[FeatureBlock, int]] = []
+        self.own: list[np.ndarray] = []  # what the real drafter would have said, per call
 
     @property
     def block_size(self) -> int:
@@ -322,6 +325,7 @@ class ScriptedDrafter:
         self.calls.append((block, width))
         drafts = self._inner.draft(window_id, block, anchors, width).wait()
         ids = np.array(drafts.ids)
+        self.own.append(ids.copy())
         lengths = block.starts + block.counts
         for slot, row_id in enumerate(block.row_ids):
             if row_id is not None and ids.shape[1]:
@@ -331,7 +335,11 @@ class ScriptedDrafter:
     def _follow(self, row_id: RowId, length: int, count: int) -> list[int]:
         ahead = [*self._scripts[row_id][length + 1 :], *([0] * count)][:count]
         right = self._num_right(row_id, length)
-        return [t if i < right else (t + 1 + self._salt) % VOCAB for i, t in enumerate(ahead)]
+        return [t if i < right else self._other(t) for i, t in enumerate(ahead)]
+
+    def _other(self, token: int) -> int:
+        other = (token + 1 + self._salt) % VOCAB
+        return other if other != self._avoid else (other + 1) % VOCAB
 
     def drop(self, window_id: WindowId, row_ids: tuple[RowId, ...]) -> None:
         self._inner.drop(window_id, row_ids)
@@ -341,11 +349,11 @@ class ScriptedDrafter:
 
 
 def scripted(
-    lane: LoadedLane, requests: Sequence[RowRequest], num_right: NumRight | int, *, salt: int = 0
+    lane: LoadedLane, requests: Sequence[RowRequest], num_right: NumRight | int, **arguments: Any
 ) -> ScriptedDrafter:
     """A drafter that knows what each request's row will say."""
     scripts = {r.row_id: (*r.tokens, *alone(lane, r)) for r in requests}
-    return ScriptedDrafter(lane.drafter, scripts, num_right, salt=salt)
+    return ScriptedDrafter(lane.drafter, scripts, num_right, **arguments)
 
 
 # State
