@@ -69,26 +69,30 @@ class LocalEngine:
         from deployments.exchange.remote import RemoteDrafter
         from deployments.exchange.transport import Transport
         from deployments.lane import Lane
-        from deployments.warm import warm_target
+        from deployments.warm import measured_costs, warm_target
+        from dflash_core.acceptance import Acceptance
         from dflash_core.loading import build_target
-        from dflash_core.width import FixedWidth
+        from dflash_core.width import AutoWidth, FixedWidth
         from dflash_core.window import Window, WindowPolicy
 
         target_path, drafter_path = _paths(settings)
         target, spec = build_target(target_path, drafter_path)
-        exchange = None
+        exchange, fingerprint = None, ""
         if drafter_path is not None and link is not None:
             drafter_spec = read_drafter_spec(drafter_path, spec)
             transport = Transport(settings.transport, settings.ref_threshold_bytes)
             fingerprint, block_size = drafter_spec.fingerprint, drafter_spec.block_size
             exchange = RemoteDrafter(link, loop, transport, fingerprint, block_size, settings.draft_timeout_s)
         drafter = exchange or NoDrafter()
-        width = min(settings.block_width or drafter.block_size, drafter.block_size)
-        warm_target(target, settings.max_rows, width)
+        widest = min(settings.block_width or drafter.block_size, drafter.block_size)
+        warm_target(target, settings.max_rows, widest)
+        key = f"{spec.fingerprint}-{fingerprint}"
+        costs = measured_costs(settings, target, exchange, key) if exchange is not None else None
+        acceptance = Acceptance(drafter.block_size)
 
         def open_window(window_id: WindowId) -> Window:
-            policy = WindowPolicy(width=FixedWidth(width), max_rows=settings.max_rows)
-            return Window(window_id, target, drafter, policy)
+            width = FixedWidth(widest) if costs is None else AutoWidth(costs, acceptance)
+            return Window(window_id, target, drafter, WindowPolicy(width=width, max_rows=settings.max_rows))
 
         take_traffic = exchange.transport.take_traffic if exchange is not None else lambda: None
         return TargetParts(Lane(open_window, settings.max_windows, take_traffic), exchange)

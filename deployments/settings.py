@@ -79,6 +79,10 @@ class Settings(_Strict):
     request_timeout_s: Seconds = 300.0
     window_max_age_s: Seconds = 30.0
     block_width: int | None = Field(default=None, ge=1, le=64)  # None: chosen per round from measured costs
+    calibration_s: float = Field(
+        default=10.0, ge=0
+    )  # time to measure those costs at start; 0: the full block
+    cache_dir: Path | None = None  # keeps measured costs from one start to the next; None: nothing is kept
 
     # Exchange between target and drafter.
     transport: Transport = "auto"

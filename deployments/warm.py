@@ -1,24 +1,30 @@
 """Play every shape once before a replica is ready: a first compile costs seconds, and a client would wait."""
 
 import logging
+import platform
 import time
 
 import mlx.core as mx
 import numpy as np
 
 from deployments.exchange.messages import DraftCall, Piece, RowFeatures
+from deployments.exchange.remote import RemoteDrafter
 from deployments.exchange.sessions import Sessions
+from deployments.settings import Settings
+from dflash_core.calibration import cached_costs
 from dflash_core.checkpoints import DrafterSpec
+from dflash_core.costs import RoundCosts
 from dflash_core.protocols import Drafts, FeatureBlock
 from dflash_core.request import RowId, RowRequest, Sampling, WindowId
 from dflash_core.target import Target
-from dflash_core.width import FixedWidth
+from dflash_core.width import WIDTHS, FixedWidth
 from dflash_core.window import Window, WindowPolicy
 
 logger = logging.getLogger("dflash.warm")
 
 WINDOW = WindowId("warm-up")
 PROMPT_TOKENS = 20
+DRAFTER_WAIT_S = 60.0
 
 
 def row_buckets(max_rows: int) -> list[int]:
@@ -48,24 +54,44 @@ def _play_briefly(target: Target, rows: int, width: int, temperature: float) -> 
     window.close()
 
 
-def warm_drafter(sessions: Sessions, spec: DrafterSpec, dtype: str, max_rows: int, width: int) -> None:
-    """Take prompts and draft at each row bucket, with one feature a row up to a block of them."""
+def warm_drafter(sessions: Sessions, spec: DrafterSpec, dtype: str, max_rows: int, widest: int) -> None:
+    """Take prompts and draft at each row bucket and width, with one feature a row and with a block."""
     began = time.perf_counter()
-    counts = (PROMPT_TOKENS, *(1 << power for power in range(width.bit_length())))
+    widths = [width for width in WIDTHS if 1 < width <= widest]
+    counts = [(PROMPT_TOKENS, widest), *((count, width) for width in widths for count in (1, width))]
     for rows in row_buckets(max_rows):
         row_ids = tuple(RowId(str(row)) for row in range(rows))
         held = 0
-        for number, count in enumerate(counts):
+        for number, (count, width) in enumerate(counts):
             x = np.zeros((count, spec.hidden_size), np.uint16 if dtype == "bfloat16" else dtype)
             features = tuple(RowFeatures(r, held, (Piece(held, count, x),)) for r in row_ids)
             anchors = np.zeros(rows, np.int32)
-            call = DraftCall(
-                WINDOW, number, spec.fingerprint, dtype, x.itemsize, row_ids, features, anchors, width
-            )
+            size = spec.hidden_size * x.itemsize
+            call = DraftCall(WINDOW, number, spec.fingerprint, dtype, size, row_ids, features, anchors, width)
             sessions.draft(call)
             held += count
         sessions.close(WINDOW)
     logger.info("drafter warmed in %.1f s", time.perf_counter() - began)
+
+
+def measured_costs(settings: Settings, target: Target, drafter: RemoteDrafter, key: str) -> RoundCosts | None:
+    """What rounds cost here, the exchange included; None where the width is given or nobody drafts."""
+    if settings.block_width is not None or settings.calibration_s == 0:
+        return None
+    if not drafter.wait_for_drafter(DRAFTER_WAIT_S):
+        return None
+    patience, drafter.timeout_s = drafter.timeout_s, DRAFTER_WAIT_S  # a compile is no failure
+    try:
+        return cached_costs(
+            settings.cache_dir,
+            f"{key}-{platform.node()}-{settings.transport}",
+            target,
+            drafter,
+            max_rows=settings.max_rows,
+            budget_s=settings.calibration_s,
+        )
+    finally:
+        drafter.timeout_s = patience
 
 
 class _Guess:

@@ -64,11 +64,11 @@ class RemoteDrafter:
         timeout_s: float = 2.0,
     ):
         self.transport = transport
+        self.timeout_s = timeout_s  # longer while rounds are measured and compile
         self._link = link
         self._loop = loop
         self._fingerprint = fingerprint
         self._block_size = block_size
-        self._timeout_s = timeout_s
         self._windows: dict[WindowId, _Window] = {}
 
     @property
@@ -80,6 +80,15 @@ class RemoteDrafter:
     def num_refs(self) -> int:
         """Objects kept in the object store for live rows."""
         return sum(window.ledger.num_refs for window in self._windows.values())
+
+    def wait_for_drafter(self, timeout_s: float) -> bool:
+        """Whether a drafter answers within this time; blocks the MLX thread, so for start-up alone."""
+        try:
+            self._start(self._link.lengths(WindowId("hello"))).result(timeout_s)
+        except Exception as error:
+            logger.warning("no drafter has answered yet: %s", type(error).__name__)
+            return False
+        return True
 
     def extend(self, window_id: WindowId, block: FeatureBlock) -> None:
         """Keep features of joining rows; they travel with the next draft."""
@@ -126,7 +135,7 @@ class RemoteDrafter:
         """Wait for an answer; whatever goes wrong makes the round classic."""
         news = sum(row.count for row in call.features)
         try:
-            reply = answer.result(self._timeout_s + news / TOKENS_PER_SECOND)
+            reply = answer.result(self.timeout_s + news / TOKENS_PER_SECOND)
         except Exception as error:  # dead actor, Serve's own errors, time-out: all are "no drafts now"
             answer.cancel()
             self._lose(call.window_id, window, error)

@@ -31,7 +31,7 @@ Answers = list[tuple[int, ...]]
 
 @pytest.fixture(scope="module")
 def base_url(ray_cluster: int) -> str:
-    serve.run(build(Settings()), name=APP_NAME, route_prefix="/")
+    serve.run(build(Settings(calibration_s=3)), name=APP_NAME, route_prefix="/")
     return f"http://127.0.0.1:{ray_cluster}"
 
 
