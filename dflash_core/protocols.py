@@ -55,9 +55,7 @@ class Drafter(Protocol):
         """Append features of rows that join (their whole prompt, from position 0) without drafting."""
         ...
 
-    def draft(
-        self, window_id: WindowId, block: FeatureBlock, anchors: mx.array, width: int
-    ) -> PendingDrafts:
+    def draft(self, window_id: WindowId, block: FeatureBlock, anchors: mx.array, width: int) -> PendingDrafts:
         """Take the waiting features, then draft ``width - 1`` tokens after each anchor [B]."""
         ...
 

@@ -38,6 +38,21 @@ class BlockJournal:
     conv_input: mx.array  # [Lg, B, C - 1 + T, N]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a block stands, the same for every attention layer."""
+
+    lengths: mx.array  # [B]
+    positions: mx.array  # [B, T]
+    mask: mx.array  # [B, 1, T, S]
+
+    @staticmethod
+    def of(lengths: mx.array, num_tokens: int, num_keys: int) -> "Place":
+        """A block of ``num_tokens`` after each row's length, before a cache of ``num_keys`` slots."""
+        positions = lengths[:, None] + mx.arange(num_tokens)
+        return Place(lengths, positions, (mx.arange(num_keys) <= positions[..., None])[:, None])
+
+
 class AttentionLayer:
     """Full attention with a gate, over mlx-lm's ``Qwen3NextAttention`` weights."""
 
@@ -51,7 +66,7 @@ class AttentionLayer:
         self.head_dim = module.head_dim
 
     def __call__(
-        self, x: mx.array, keys: mx.array, values: mx.array, lengths: mx.array, mask: mx.array
+        self, x: mx.array, keys: mx.array, values: mx.array, place: "Place"
     ) -> tuple[mx.array, mx.array, mx.array]:
         """Output [B, T, D] and the caches with the block written at each row's length."""
         B, T, _ = x.shape
@@ -61,10 +76,9 @@ class AttentionLayer:
         k = split_heads(k, self.num_kv_heads)
         k = fastmath.rms_norm(k, self._k_norm.weight, self._k_norm.eps).swapaxes(1, 2)
         v = split_heads(v, self.num_kv_heads).swapaxes(1, 2)
-        q, k = self._rope(q, offset=lengths), self._rope(k, offset=lengths)
-        positions = lengths[:, None] + mx.arange(T)
-        keys, values = write_at(keys, k, positions), write_at(values, v, positions)
-        y = attend(q, keys, values, mask, self._scale)
+        q, k = self._rope(q, offset=place.lengths), self._rope(k, offset=place.lengths)
+        keys, values = write_at(keys, k, place.positions), write_at(values, v, place.positions)
+        y = attend(q, keys, values, place.mask, self._scale)
         return self._out(y * fastmath.sigmoid(gate.reshape(B, T, -1))), keys, values
 
 
@@ -74,12 +88,19 @@ class GatedDeltaLayer:
     def __init__(self, module: Any):
         self._in = FusedLinear([module.in_proj_qkv, module.in_proj_z, module.in_proj_b, module.in_proj_a])
         self._out = module.out_proj
-        self._taps = module.conv1d.weight[..., 0].T  # [C, N]
-        self._a_log, self._dt_bias = module.A_log, module.dt_bias
+        # Constants are made once, as arrays of their own: an index or an exponential in the forward
+        # would be an operation of every round.
+        weight = module.conv1d.weight
+        self._taps = [mx.contiguous(weight[:, j, 0]) for j in range(weight.shape[1])]  # C times [N]
+        self._rate = -fastmath.exp(module.A_log)  # [Hv]
+        self._dt_bias = module.dt_bias
         self._norm_weight, self._norm_eps = module.norm.weight, module.norm.eps
         self.num_k_heads, self.num_v_heads = module.num_k_heads, module.num_v_heads
         self.k_dim, self.v_dim = module.head_k_dim, module.head_v_dim
         self.conv_size, self.conv_dim = module.conv_kernel_size, module.conv_dim
+        scales = [self.k_dim**-1.0] * self.num_k_heads + [self.k_dim**-0.5] * self.num_k_heads
+        self._qk_scale = mx.array(scales, dtype=weight.dtype)[:, None]  # q also carries the readout scale
+        mx.eval(self._taps, self._rate, self._qk_scale)
 
     def _project(self, x: mx.array, conv: mx.array) -> tuple[RecurrenceInputs, mx.array, mx.array]:
         """Inputs of the recurrence (q, k, v, log decay, beta), the output gate, the conv input."""
@@ -91,22 +112,21 @@ class GatedDeltaLayer:
             mixed = mixed + conv_input[:, j : j + T] * self._taps[j]
         mixed = fastmath.silu(mixed)
         key_width = self.k_dim * self.num_k_heads
-        q, k, v = mx.split(mixed, [key_width, 2 * key_width], axis=-1)
-        scale = self.k_dim**-0.5
-        eps = 1e-6 * scale**2  # the reference adds 1e-6 to the sum of squares, rms_norm to the mean
-        q = fastmath.rms_norm(split_heads(q, self.num_k_heads), None, eps) * scale**2
-        k = fastmath.rms_norm(split_heads(k, self.num_k_heads), None, eps) * scale
+        qk, v = mx.split(mixed, [2 * key_width], axis=-1)
+        eps = 1e-6 / self.k_dim  # the reference adds 1e-6 to the sum of squares, rms_norm to the mean
+        qk = fastmath.rms_norm(split_heads(qk, 2 * self.num_k_heads), None, eps) * self._qk_scale
+        q, k = mx.split(qk, 2, axis=2)
         v = split_heads(v, self.num_v_heads)
-        wide = self._a_log.dtype
-        log_g = gated_delta.log_decay(a, self._a_log, self._dt_bias)
+        wide = self._rate.dtype
+        log_g = gated_delta.log_decay(a, self._rate, self._dt_bias)
         beta = fastmath.sigmoid(b.astype(wide))
         return (q.astype(wide), k.astype(wide), v.astype(wide), log_g, beta), z, conv_input
 
     def _finish(self, y: mx.array, z: mx.array, dtype: mx.Dtype) -> mx.array:
         B, T = y.shape[:2]
         y = fastmath.rms_norm(y.astype(dtype), self._norm_weight, self._norm_eps)
-        gate = fastmath.silu(split_heads(z, self.num_v_heads).astype(self._a_log.dtype))
-        y = (gate * y.astype(self._a_log.dtype)).astype(dtype)
+        gate = fastmath.silu(split_heads(z, self.num_v_heads).astype(self._rate.dtype))
+        y = (gate * y.astype(self._rate.dtype)).astype(dtype)
         return self._out(y.reshape(B, T, -1))
 
     def verify(self, x: mx.array, state: mx.array, conv: mx.array) -> tuple[mx.array, Journal, mx.array]:
@@ -182,7 +202,7 @@ class TargetNetwork:
             if isinstance(layer.mixer, GatedDeltaLayer):
                 at = len(journals)
                 y, journal, conv_input = layer.mixer.verify(
-                    layer.normed(stream.x), caches.states[at], caches.conv[at]
+                    layer.normed(stream.x), stream.states[at], stream.convs[at]
                 )
                 journals.append(journal)
                 conv_inputs.append(conv_input)
@@ -223,7 +243,7 @@ class TargetNetwork:
             if isinstance(layer.mixer, GatedDeltaLayer):
                 at = len(states)
                 y, state, conv = layer.mixer.prefill(
-                    layer.normed(stream.x), caches.states[at], caches.conv[at], counts
+                    layer.normed(stream.x), stream.states[at], stream.convs[at], counts
                 )
                 states.append(state)
                 convs.append(conv)
@@ -252,17 +272,18 @@ class _Stream:
         self._taps = set(network.taps)
         self._tapped: list[mx.array] = []
         self._caches = caches
-        self._lengths = lengths
-        T, S = tokens.shape[1], caches.keys[0].shape[2] if caches.keys else 0
-        positions = lengths[:, None] + mx.arange(T)
-        self._mask = (mx.arange(S) <= positions[..., None])[:, None]  # [B, 1, T, S]
+        num_keys = caches.keys[0].shape[2] if caches.keys else 0
+        self._place = Place.of(lengths, tokens.shape[1], num_keys)
+        # One operation for all layers; an index per layer would be one each.
+        self.states = _layers(caches.states)
+        self.convs = _layers(caches.conv)
 
     def attend(self, index: int, layer: DecoderLayer) -> None:
         """Run an attention layer and remember its caches."""
         assert isinstance(layer.mixer, AttentionLayer)
         at = len(self.keys)
         y, keys, values = layer.mixer(
-            layer.normed(self.x), self._caches.keys[at], self._caches.values[at], self._lengths, self._mask
+            layer.normed(self.x), self._caches.keys[at], self._caches.values[at], self._place
         )
         self.keys.append(keys)
         self.values.append(values)
@@ -279,3 +300,10 @@ class _Stream:
         if not self._tapped:
             return self.x[..., :0]
         return mx.concatenate(self._tapped, axis=-1)
+
+
+def _layers(stacked: mx.array) -> list[mx.array]:
+    """The layers of [L, ...], apart."""
+    if stacked.shape[0] == 0:
+        return []
+    return [mx.squeeze(layer, axis=0) for layer in mx.split(stacked, stacked.shape[0], axis=0)]

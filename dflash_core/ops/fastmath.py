@@ -29,6 +29,9 @@ _SERIES_FLOAT32 = (
 # Adding this rounds a float32 to an integer that then lies in its low bits; floor is not vectorised.
 _ROUND_FLOAT32 = 12582912.0  # 1.5 * 2^23
 
+# The series is several kernels where MLX's own is part of one: it pays from about here on.
+_SMALLEST_SERIES = 2048
+
 
 def exp(x: mx.array) -> mx.array:
     """e**x, elementwise; relative error below 3e-7 in float32 on CPU.
@@ -72,7 +75,8 @@ def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
 
 
 def _wants_series(x: mx.array) -> bool:
-    return x.dtype == mx.float64 or (x.dtype == mx.float32 and mx.default_device() == mx.cpu)
+    is_large = x.size >= _SMALLEST_SERIES
+    return x.dtype == mx.float64 or (x.dtype == mx.float32 and is_large and mx.default_device() == mx.cpu)
 
 
 def _series_exp(x: mx.array) -> mx.array:
@@ -87,9 +91,13 @@ def _series_exp(x: mx.array) -> mx.array:
 
 
 def _series(x: mx.array, n: mx.array, terms: tuple[float, ...]) -> mx.array:
-    """e**(x - n ln2) by a polynomial."""
+    """e**(x - n ln2) by a polynomial, in pairs of terms.
+
+    Pairs (Estrin's scheme) make the expression shallow: MLX fuses at most 11 levels into one kernel.
+    """
     f = (x - n * _LN2_HIGH) - n * _LN2_LOW
+    square = f * f
     total = f * terms[-1] + terms[-2]
-    for coefficient in terms[-3::-1]:
-        total = total * f + coefficient
+    for i in range(len(terms) - 4, -1, -2):
+        total = total * square + (f * terms[i + 1] + terms[i])
     return total

@@ -31,10 +31,12 @@ class Journal:
     decay: mx.array  # [..., B, Hv, T] cumulative log decay G, inclusive
 
 
-def log_decay(a: mx.array, a_log: mx.array, dt_bias: mx.array) -> mx.array:
-    """Log of the decay per token and head, [B, T, Hv]; never the log of g, which underflows."""
-    wide = a.astype(a_log.dtype) + dt_bias.astype(a_log.dtype)
-    return -fastmath.exp(a_log) * fastmath.softplus(wide)
+def log_decay(a: mx.array, rate: mx.array, dt_bias: mx.array) -> mx.array:
+    """Log of the decay per token and head, [B, T, Hv]; never the log of g, which underflows.
+
+    ``rate`` [Hv] is ``-exp(A_log)``.
+    """
+    return rate * fastmath.softplus(a.astype(rate.dtype) + dt_bias.astype(rate.dtype))
 
 
 def run_block(
@@ -57,6 +59,12 @@ def run_block(
     pairs = (kq @ k.swapaxes(-1, -2))[:, :, None]  # [B, Hk, 1, 2T, T]
     from_state = kq[:, :, None] @ state.reshape(B, Hk, group, Dv, -1).swapaxes(-1, -2)
     from_state = from_state.reshape(B, Hv, 2 * T, Dv)
+    from_start = fastmath.exp(decay)[..., None]  # exp(G_t) [B, Hv, T, 1]
+    R = beta * (v.swapaxes(1, 2) - from_start * from_state[..., :T, :])
+    if T == 1:  # a classic round: L is empty
+        own = mx.broadcast_to(pairs[..., 1:, :], (B, Hk, group, 1, 1)).reshape(B, Hv, 1, 1)
+        y = from_start * from_state[..., 1:, :] + own * R
+        return y.swapaxes(1, 2), Journal(delta=R, k=k, decay=decay)
 
     # exp(G_t - G_i), zeroed above the diagonal only after the exponential.
     relative = fastmath.exp(mx.minimum(decay[..., :, None] - decay[..., None, :], 0.0))
@@ -66,8 +74,6 @@ def run_block(
     L = mx.where(strict, relative * pairs[..., :T, :], zero).reshape(B, Hv, T, T) * beta
     A = mx.where(lower, relative * pairs[..., T:, :], zero).reshape(B, Hv, T, T)
 
-    from_start = fastmath.exp(decay)[..., None]  # exp(G_t) [B, Hv, T, 1]
-    R = beta * (v.swapaxes(1, 2) - from_start * from_state[..., :T, :])
     delta = inverse_unit_lower(L) @ R  # [B, Hv, T, Dv]
     y = from_start * from_state[..., T:, :] + A @ delta
     return y.swapaxes(1, 2), Journal(delta=delta, k=k, decay=decay)
@@ -81,7 +87,8 @@ def inverse_unit_lower(strict: mx.array) -> mx.array:
     Powers of L would be cheaper and lose everything with repeated keys.
     """
     T = strict.shape[-1]
-    inverse = mx.eye(T, dtype=strict.dtype)
+    identity: np.ndarray = np.eye(T)
+    inverse = mx.array(identity, dtype=strict.dtype)
     for level, quarter in enumerate(_quarters(T)):
         C = mx.where(quarter, strict, mx.zeros((), dtype=strict.dtype))
         # At the first level the diagonal blocks are 1x1 and their inverses 1.
