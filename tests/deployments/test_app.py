@@ -1,0 +1,60 @@
+"""The application as Serve sees it: built from arguments, with limits far above the router's own."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as call_builder
+from ray.serve._private.build_app import build_app
+
+from deployments.app import build
+from deployments.settings import Place, Placement, Settings, SettingsError
+from deployments.up import ready_line
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def deployments(settings: Settings) -> dict:
+    built = build_app(build(settings), name="dflash", default_runtime_env={})
+    return {deployment.name: deployment for deployment in built.deployments}
+
+
+def test_serve_run_may_give_arguments_as_text_and_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("max_rows: 2\nmax_queue: 7\n")
+    app = call_builder(build, {"config": str(file), "max_rows": "4"})
+    settings = app._bound_deployment.init_args[0]
+    assert (settings.max_rows, settings.max_queue) == (4, 7)
+
+
+def test_serve_run_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(SettingsError, match="max_row: there is no such setting"):
+        call_builder(build, {"max_row": "4"})
+
+
+def test_every_deployment_drains_longer_than_a_row_may_live() -> None:
+    settings = Settings()
+    for deployment in deployments(settings).values():
+        config = deployment._deployment_config
+        assert config.graceful_shutdown_timeout_s > settings.window_max_age_s + settings.request_timeout_s
+        assert config.max_ongoing_requests > 100 * settings.max_rows
+
+
+def test_without_a_drafter_there_is_no_drafter_deployment() -> None:
+    assert set(deployments(Settings(drafter=None))) == {"Router", "Target"}
+    assert set(deployments(Settings())) == {"Router", "Target", "Drafter"}
+
+
+def test_a_change_of_replica_counts_changes_no_replicas_arguments() -> None:
+    more = Settings(placement=Placement(target=Place(replicas=3)))
+    arguments = [deployments(s)["Target"].init_args[0] for s in (Settings(), more)]
+    assert arguments[0] == arguments[1]
+    assert deployments(more)["Target"].num_replicas == 3
+
+
+def test_the_ready_line_is_one_line_with_a_command_that_parses() -> None:
+    line = ready_line(Settings(host="0.0.0.0", http_port=8123))
+    assert "\n" not in line
+    words = shlex.split(line.partition("try: ")[2])
+    assert words[0] == "curl"
+    assert "http://127.0.0.1:8123/v1/chat/completions" in words
