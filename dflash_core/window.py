@@ -116,6 +116,9 @@ class Window:
     def close(self) -> None:
         """Drop every row and the drafter's contexts."""
         self._queue.clear()
+        for row in tuple(self._prefill.rows):
+            if row is not None:
+                self._prefill.remove(row.row_id)
         self.rows = [None]
         self.drafter.close(self.window_id)
 
