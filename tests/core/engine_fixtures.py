@@ -81,21 +81,28 @@ def make_lane(
     dtype: mx.Dtype = mx.float64,
     layout: Layout = "today",
     poisoned_token: int | None = None,
+    drafter: Mapping[str, Any] | None = None,
     **target: Any,
 ) -> LoadedLane:
     """A lane of its own. The embedding of ``poisoned_token`` is NaN (the head is then a separate one)."""
     with tempfile.TemporaryDirectory() as folder:
-        path, drafter = write_pair(Path(folder), layout, tied=poisoned_token is None, **target)
+        path, drafter_path = write_pair(Path(folder), layout, drafter, tied=poisoned_token is None, **target)
         if poisoned_token is not None:
             edit_weights(path, lambda weights: _poison(weights, poisoned_token))
-        return load_lane(path, drafter, dtype=dtype)
+        return load_lane(path, drafter_path, dtype=dtype)
 
 
-def write_pair(folder: Path, layout: Layout, **target: Any) -> tuple[Path, Path]:
+def write_pair(
+    folder: Path, layout: Layout, drafter: Mapping[str, Any] | None = None, **target: Any
+) -> tuple[Path, Path]:
     """Write the tiny target and its drafter in float32."""
     path = write_target(folder / "target", **{**TINY, "dtype": mx.float32, **target})
     return path, write_drafter(
-        folder / "drafter", target=path, layout=layout, dtype=mx.float32, **TINY_DRAFTER
+        folder / "drafter",
+        target=path,
+        layout=layout,
+        dtype=mx.float32,
+        **{**TINY_DRAFTER, **(drafter or {})},
     )
 
 
