@@ -111,7 +111,7 @@ class LocalEngine:
         drafter, spec = build_drafter(target_path, drafter_path)
         sessions = Sessions(drafter, spec.fingerprint, settings.session_ttl_s)
         width = min(settings.block_width or spec.block_size, spec.block_size)
-        warm_drafter(sessions, spec, dtype_name(drafter._shape.dtype), settings.max_rows, width)
+        warm_drafter(sessions, spec, dtype_name(drafter.feature_dtype), settings.max_rows, width)
         return sessions
 
     def open_router(self, settings: Settings) -> RouterParts:

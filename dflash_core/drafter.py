@@ -97,6 +97,11 @@ class LocalDrafter:
         return self._block_size
 
     @property
+    def feature_dtype(self) -> mx.Dtype:
+        """Dtype of the features that it takes."""
+        return self._shape.dtype
+
+    @property
     def num_sessions(self) -> int:
         """Windows with state here."""
         return len(self._sessions)

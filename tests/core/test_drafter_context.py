@@ -356,6 +356,12 @@ def test_a_context_made_again_from_its_start_drafts_the_same(window_id: WindowId
     assert draft_ids(window_id, block, [7, 8]) == before
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_target_and_drafter_agree_on_the_dtype_of_features(dtype: mx.Dtype) -> None:
+    lane = tiny_lane(dtype)
+    assert lane.drafter.feature_dtype == lane.target.feature_dtype == dtype
+
+
 def test_a_dropped_rows_name_can_be_used_again(window_id: WindowId) -> None:
     drafter, old, new = tiny_lane().drafter, random_context(1, 30), random_context(2, 4)
     drafter.extend(window_id, features(["a"], [old], [0]))
