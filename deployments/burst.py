@@ -132,11 +132,11 @@ class BurstWindow:
         """Hand each row its part; those that ended leave the window."""
         self._acknowledge(played.acknowledged)
         now = time.monotonic()
-        for row in played.report.rows:
+        for number, row in enumerate(played.report.rows):
             ticket = self.tickets.get(row.row_id)
             if ticket is None:  # left already; the target has not heard of it yet
                 continue
-            ticket.take(row, now, is_round=played.report.width > 0)
+            ticket.take(row, now, is_round=number < played.report.live_rows)
             if row.finish is not None:
                 del self.tickets[row.row_id]
             elif ticket.is_over:  # a stop string, which the target cannot see

@@ -101,7 +101,8 @@ class Desk:
     def _enter(self, generation: Generation) -> Ticket:
         if self._is_closed:
             raise Unavailable("the server is shutting down; try again in a moment")
-        ticket = Ticket(generation, self._new_text(generation), self._eos_token_ids, time.monotonic())
+        text = self._new_text(generation)
+        ticket = Ticket(generation, text, self._eos_token_ids, time.monotonic(), self._statistics)
         self._waiting.append(ticket)
         self._schedule()
         if ticket in self._waiting and len(self._waiting) > self._max_queue:
@@ -173,6 +174,7 @@ class Desk:
         self._statistics.observe_round(played.report)
         if played.exchange is not None:
             self.traffic.add(played.exchange)
+            self._statistics.observe_exchange(played.exchange)
         if any(row.finish for row in played.report.rows):
             self._schedule()
 

@@ -91,6 +91,8 @@ class Traffic:
     calls: dict[str, int] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
     failures: int = 0  # drafts that did not come in time, or at all
+    mismatches: int = 0  # of them, those that met a drafter of another fingerprint
+    contexts_lost: int = 0  # rows that go on without drafts: their context cannot be made again
 
     def add(self, other: "Traffic") -> None:
         """Sum up."""
@@ -98,6 +100,8 @@ class Traffic:
             for name, count in more.items():
                 mine[name] = mine.get(name, 0) + count
         self.failures += other.failures
+        self.mismatches += other.mismatches
+        self.contexts_lost += other.contexts_lost
 
 
 Answer = Opened | Refused | Played | Closed

@@ -1,8 +1,7 @@
-"""The one table of statistics, the counters that fill it, and its Prometheus text.
+"""The counters that fill the table of statistics, and its Prometheus text.
 
 The router feeds a ``Statistics``; a ``Snapshot`` of it is plain data that may travel between processes;
-``render`` turns snapshots of any number of engines into one page. Names starting with ``vllm:`` mean what
-they mean there, so that foreign dashboards and benchmarks read them; ``dflash_`` names are ours.
+``render`` turns snapshots of any number of engines into one page.
 """
 
 from bisect import bisect_left
@@ -14,102 +13,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from deployments.messages import Traffic
+from deployments.metric_table import BY_NAME, METRICS, Labels, Metric
 from dflash_core.events import RoundReport
 
 # Every consumer parses this version; it has no need of the negotiation that newer ones ask for.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-Labels = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One row of the table. Every series also carries the labels ``model_name`` and ``engine``."""
-
-    name: str
-    type: Literal["counter", "gauge", "histogram"]
-    help: str
-    labels: Labels = ()
-    buckets: tuple[float, ...] = ()
-
-    @property
-    def ray_name(self) -> str:
-        """The name for Ray's own export, which allows no colon."""
-        return self.name.replace(":", "_")
-
-
-_LATENCY = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-_GAP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-_PHASE = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-_ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-_ACCEPTED = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 11.0, 15.0, 31.0)
-
-METRICS: tuple[Metric, ...] = (
-    Metric("vllm:num_requests_running", "gauge", "Requests that have a place in a window."),
-    Metric("vllm:num_requests_waiting", "gauge", "Requests in the router's queue."),
-    Metric("vllm:prompt_tokens_total", "counter", "Prompt tokens of admitted requests."),
-    Metric("vllm:generation_tokens_total", "counter", "Tokens emitted, bonus tokens included."),
-    Metric(
-        "vllm:request_success_total",
-        "counter",
-        "Finished requests by reason: stop, length, abort (the client went away), error.",
-        ("finished_reason",),
-    ),
-    Metric(
-        "vllm:request_queue_time_seconds", "histogram", "Arrival to a place in a window.", buckets=_LATENCY
-    ),
-    Metric(
-        "vllm:time_to_first_token_seconds",
-        "histogram",
-        "Arrival to the first emitted token.",
-        buckets=_LATENCY,
-    ),
-    Metric(
-        "vllm:inter_token_latency_seconds",
-        "histogram",
-        "Gap between two outputs of one request; an output is all that one round committed.",
-        buckets=_GAP,
-    ),
-    Metric(
-        "vllm:request_time_per_output_token_seconds",
-        "histogram",
-        "Time per token after the first, one value per request.",
-        buckets=_GAP,
-    ),
-    Metric("vllm:e2e_request_latency_seconds", "histogram", "Arrival to the last token.", buckets=_LATENCY),
-    Metric("vllm:spec_decode_num_drafts_total", "counter", "Row-rounds that had drafts."),
-    Metric("vllm:spec_decode_num_draft_tokens_total", "counter", "Tokens drafted."),
-    Metric("vllm:spec_decode_num_accepted_tokens_total", "counter", "Drafts accepted, without the bonus."),
-    Metric(
-        "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-        "counter",
-        "Drafts accepted at each position of the block, from 0.",
-        ("position",),
-    ),
-    Metric("dflash_rounds_total", "counter", "Rounds played, all windows together."),
-    Metric("dflash_row_rounds_total", "counter", "Rows times rounds."),
-    Metric("dflash_walked_tokens_total", "counter", "Leading drafts that equal the target's own choice."),
-    Metric("dflash_prefilled_tokens_total", "counter", "Prompt tokens run through the target."),
-    Metric("dflash_row_failures_total", "counter", "Rows that ended by an error, by its kind.", ("kind",)),
-    Metric("dflash_window_rows", "gauge", "Rows in the latest round."),
-    Metric("dflash_window_rows_max", "gauge", "Most rows that ever shared a round."),
-    Metric("dflash_round_rows", "histogram", "Rows per round.", buckets=_ROWS),
-    Metric(
-        "dflash_accepted_per_row_round",
-        "histogram",
-        "Drafts accepted by a row in a round that had drafts.",
-        buckets=_ACCEPTED,
-    ),
-    Metric(
-        "dflash_round_seconds",
-        "histogram",
-        "Time of a step of a window by phase: prefill, draft, verify, commit.",
-        ("phase",),
-        _PHASE,
-    ),
-)
-
-_BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 
 FinishedReason = Literal["stop", "length", "abort", "error"]
 
@@ -193,20 +102,32 @@ class Statistics:
         self._add("dflash_prefilled_tokens_total", report.prefilled_tokens)
         for phase, seconds in report.seconds.items():
             self._observe("dflash_round_seconds", seconds, (phase,))
-        if report.width == 0:  # the step only prefilled
-            return
-        self._add("dflash_rounds_total", 1)
-        self._add("dflash_row_rounds_total", report.live_rows)
-        self._set("dflash_window_rows", report.live_rows)
-        most = self._values["dflash_window_rows_max"][()]
-        self._set("dflash_window_rows_max", max(most, report.live_rows))
-        self._observe("dflash_round_rows", report.live_rows)
-        for row in report.rows:
+        for row in report.rows:  # those outside the round too: reading a prompt brings its first token
             self._add("vllm:generation_tokens_total", len(row.tokens))
             if row.finish == "error":
                 self._add("dflash_row_failures_total", 1, (row.error_kind or "internal_error",))
             if row.drafted:
                 self._observe_drafts(row.drafted, row.walked, row.accepted)
+        if report.live_rows > 0:
+            self._observe_live_rows(report.live_rows)
+
+    def observe_exchange(self, traffic: Traffic) -> None:
+        """Count what went from target to drafter."""
+        for transport, calls in traffic.calls.items():
+            self._add("dflash_exchange_calls_total", calls, (transport,))
+        for transport, size in traffic.bytes.items():
+            self._add("dflash_exchange_bytes_total", size, (transport,))
+        self._add("dflash_exchange_failures_total", traffic.failures)
+        self._add("dflash_drafter_mismatches_total", traffic.mismatches)
+        self._add("dflash_contexts_lost_total", traffic.contexts_lost)
+
+    def _observe_live_rows(self, live_rows: int) -> None:
+        self._add("dflash_rounds_total", 1)
+        self._add("dflash_row_rounds_total", live_rows)
+        self._set("dflash_window_rows", live_rows)
+        most = self._values["dflash_window_rows_max"][()]
+        self._set("dflash_window_rows_max", max(most, live_rows))
+        self._observe("dflash_round_rows", live_rows)
 
     def _observe_drafts(self, drafted: int, walked: int, accepted: int) -> None:
         self._add("vllm:spec_decode_num_drafts_total", 1)
@@ -237,7 +158,7 @@ class Statistics:
         self._values[name][()] = float(value)
 
     def _observe(self, name: str, value: float, labels: Labels = ()) -> None:
-        bounds = _BY_NAME[name].buckets
+        bounds = BY_NAME[name].buckets
         counts = self._counts[name].setdefault(labels, [0] * (len(bounds) + 1))
         counts[bisect_left(bounds, value)] += 1
         sums = self._sums[name]

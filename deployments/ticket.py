@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from deployments.generation import Ended, Event, Generation, TextTokens, Usage
+from deployments.telemetry import Statistics
 from dflash_core import errors
 from dflash_core.events import RowProgress
 from dflash_core.request import RowId, RowRequest
@@ -20,6 +21,7 @@ class Ticket:
     text: TextStream
     eos_token_ids: frozenset[int]
     arrived: float
+    statistics: Statistics
     committed: list[int] = field(default_factory=list)
     events: "asyncio.Queue[Event | Exception]" = field(default_factory=asyncio.Queue)
     is_over: bool = False
@@ -63,7 +65,7 @@ class Ticket:
     def take(self, row: RowProgress, now: float, *, is_round: bool = True) -> None:
         """Take what a step committed: text to the client, and the end if this was it.
 
-        A step that only prefilled is no round, though it may bring a row's first token.
+        A row whose prompt was read in this step may have its first token without a round.
         """
         if self.is_over:
             return
@@ -73,8 +75,7 @@ class Ticket:
         self.num_accepted += row.accepted
         if row.tokens:
             self.fruitless_moves = 0
-            self.first_token_at = self.first_token_at or now
-            self.last_token_at = now
+            self._note_output(now)
         if row.finish == "error":
             self.fail(_error_of(row))
             return
@@ -106,6 +107,14 @@ class Ticket:
         self.fruitless_moves += 1
         if self.fruitless_moves > MAX_FRUITLESS_MOVES:
             self.fail(errors.RowFailed("every window that this request joined broke down"))
+
+    def _note_output(self, now: float) -> None:
+        if self.last_token_at is None:
+            self.first_token_at = now
+            self.statistics.observe_first_token(now - self.arrived)
+        else:
+            self.statistics.observe_gap(now - self.last_token_at)
+        self.last_token_at = now
 
     def _end(self, event: Ended) -> None:
         self.is_over = True

@@ -29,7 +29,7 @@ class RoundReport:
     window_id: WindowId
     round_index: int  # rounds played by this window, this one included
     width: int  # block width K; 0 when the step only prefilled
-    rows: tuple[RowProgress, ...]
+    rows: tuple[RowProgress, ...]  # the round's first, [:live_rows]; then first tokens that stand alone
     live_rows: int  # rows in the round
     prefilling_rows: int  # rows not yet in a round
     prefilled_tokens: int = 0  # prompt tokens run in this step

@@ -5,14 +5,16 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from deployments.burst import BurstWindow
 from deployments.desk import Desk
 from deployments.generation import Ended, Event, Generation, GenerationId, Started, TextTokens
 from deployments.lane import Lane
-from deployments.messages import Answer, Closed, LastCall, Letter, Opened, Opening, Refused
+from deployments.messages import Answer, Closed, LastCall, Letter, Opened, Opening, Played, Refused
 from deployments.telemetry import Statistics
+from deployments.ticket import Ticket
 from dflash_core.errors import DeadlineExceeded, QueueFull, RowFailed
-from dflash_core.events import RowProgress
-from dflash_core.request import Sampling, WindowId
+from dflash_core.events import RoundReport, RowProgress
+from dflash_core.request import RowId, Sampling, WindowId
 from dflash_core.text.stream import TextStream
 from dflash_core.text.tokenizer import Tokenizer
 from tests.deployments.fake_engine import PAIR, FakeWindow, script
@@ -71,9 +73,10 @@ class LocalStage:
         pass
 
 
-def desk(stage: LocalStage, **options: float) -> Desk:
+def desk(stage: LocalStage, statistics: Statistics | None = None, **options: float) -> Desk:
     new_text = lambda generation: TextStream(TOKENIZER, generation.stop_strings)  # noqa: E731
-    return Desk(stage, Statistics("demo", "0"), new_text, TOKENIZER.eos_token_ids, **options)  # type: ignore[arg-type]
+    counts = statistics or Statistics("demo", "0")
+    return Desk(stage, counts, new_text, TOKENIZER.eos_token_ids, **options)  # type: ignore[arg-type]
 
 
 def request(
@@ -103,6 +106,35 @@ async def test_a_request_starts_gives_its_tokens_and_ends() -> None:
     assert isinstance(events[-1], Ended)
     assert events[-1].finish_reason == "length"
     assert events[-1].usage.completion_tokens == 10
+
+
+async def test_times_to_the_first_token_and_between_outputs_are_observed() -> None:
+    statistics = Statistics("demo", "0")
+    d = desk(LocalStage(), statistics)
+    await asyncio.gather(*[collect(d, request(i)) for i in range(3)])  # ten rounds of a token each
+    histograms = statistics.snapshot().histograms
+    first = histograms["vllm:time_to_first_token_seconds"][()]
+    gaps = histograms["vllm:inter_token_latency_seconds"][()]
+    assert (sum(first.counts), sum(gaps.counts)) == (3, 3 * 9)
+    assert first.sum > 0
+    assert gaps.sum > 0
+
+
+async def test_a_first_token_without_a_round_is_no_round_in_the_usage() -> None:
+    window = BurstWindow(WindowId("w"), LocalStage(), lambda played: None, lambda window, ending: None)
+    tickets = [
+        Ticket(request(i), TextStream(TOKENIZER, ()), frozenset(), 0.0, Statistics("demo", "0"))
+        for i in range(2)
+    ]
+    for ticket in tickets:
+        window.join(ticket)
+    rows = (
+        RowProgress(RowId("g0"), (300, 301), 3, 1, 1),
+        RowProgress(RowId("g1"), (302,), 0, 0, 0),  # its prompt was read in this step
+    )
+    window._take(Played(RoundReport(WindowId("w"), 1, 4, rows, 1, 0), 0))
+    assert [ticket.usage().rounds for ticket in tickets] == [1, 0]
+    assert [ticket.usage().completion_tokens for ticket in tickets] == [2, 1]
 
 
 async def test_concurrent_requests_share_a_window() -> None:

@@ -5,7 +5,9 @@ import pickle
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.telemetry import METRICS, Statistics, render
+from deployments.messages import Traffic
+from deployments.metric_table import METRICS
+from deployments.telemetry import Statistics, render
 from dflash_core.events import RoundReport, RowProgress
 from dflash_core.request import RowId, WindowId
 
@@ -29,8 +31,11 @@ def row(name: str, tokens: int, drafted: int, walked: int, accepted: int, **end:
     return RowProgress(RowId(name), tuple(range(tokens)), drafted, walked, accepted, **end)  # type: ignore[arg-type]
 
 
-def report(*rows: RowProgress, width: int = 16, prefilled: int = 0, **seconds: float) -> RoundReport:
-    return RoundReport(WindowId("w"), 1, width, rows, len(rows), 0, prefilled, seconds)
+def report(
+    *rows: RowProgress, width: int = 16, live: int | None = None, prefilled: int = 0, **seconds: float
+) -> RoundReport:
+    live_rows = len(rows) if live is None else live
+    return RoundReport(WindowId("w"), 1, width, rows, live_rows, 0, prefilled, seconds)
 
 
 @pytest.fixture
@@ -80,6 +85,36 @@ def test_a_step_that_only_prefilled_is_no_round(statistics: Statistics):
     assert value(page, "dflash_rounds_total") == 0
     assert value(page, "dflash_round_rows_count") == 0
     assert value(page, "dflash_round_seconds_sum", phase="prefill") == 0.25
+
+
+def test_first_tokens_from_reading_a_prompt_are_counted_without_a_round(statistics: Statistics):
+    only = row("a", 1, 0, 0, 0, finish="length")
+    statistics.observe_round(report(only, width=0, live=0, prefilled=5))
+    statistics.observe_round(report(row("b", 4, 15, 3, 3), only, live=1, prefilled=5))
+    page = samples(statistics)
+    assert value(page, "vllm:generation_tokens_total") == 6
+    assert value(page, "dflash_rounds_total") == 1
+    assert value(page, "dflash_row_rounds_total") == 1
+    assert value(page, "dflash_window_rows_max") == 1
+    assert value(page, "vllm:spec_decode_num_drafts_total") == 1
+
+
+def test_a_row_that_fails_before_its_first_round_is_counted(statistics: Statistics):
+    failed = row("a", 0, 0, 0, 0, finish="error", error="x", error_kind="context_length_exceeded")
+    statistics.observe_round(report(failed, width=0, live=0))
+    page = samples(statistics)
+    assert value(page, "dflash_row_failures_total", kind="context_length_exceeded") == 1
+
+
+def test_the_exchange_is_counted_by_transport(statistics: Statistics):
+    statistics.observe_exchange(Traffic({"value": 3, "ref": 1}, {"value": 300, "ref": 9000}))
+    statistics.observe_exchange(Traffic({"value": 1}, {"value": 100}, 2, 1, 4))
+    page = samples(statistics)
+    assert value(page, "dflash_exchange_calls_total", transport="value") == 4
+    assert value(page, "dflash_exchange_bytes_total", transport="ref") == 9000
+    assert value(page, "dflash_exchange_failures_total") == 2
+    assert value(page, "dflash_drafter_mismatches_total") == 1
+    assert value(page, "dflash_contexts_lost_total") == 4
 
 
 def test_a_failed_row_is_counted_by_its_kind(statistics: Statistics):
