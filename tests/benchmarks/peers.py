@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import dflash_core  # loads the BLAS that MLX is to find, so it comes first
 
@@ -36,7 +37,7 @@ Answers = list[tuple[int, ...]]
 Arm = Callable[[], Answers]
 
 
-def one_by_one(model: object, requests: list[RowRequest]) -> Answers:
+def one_by_one(model: Any, requests: list[RowRequest]) -> Answers:
     """mlx-lm's generate_step, request after request."""
     answers: Answers = []
     for request in requests:
@@ -49,7 +50,7 @@ def one_by_one(model: object, requests: list[RowRequest]) -> Answers:
     return answers
 
 
-def batch_generator(model: object, requests: list[RowRequest], rows: int) -> Answers:
+def batch_generator(model: Any, requests: list[RowRequest], rows: int) -> Answers:
     """mlx-lm's continuous batching with at most ``rows`` rows."""
     stops = [[token] for token in sorted(requests[0].stop_token_ids)]
     generator = BatchGenerator(
