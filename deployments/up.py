@@ -2,21 +2,17 @@
 
 import json
 import logging
-import math
 import os
-import secrets
 import shlex
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deployments.cluster import hushed, joined_cluster, own_cluster
 from deployments.engine import LocalEngine
 from deployments.settings import Settings
 from dflash_core.errors import CheckpointError, DFlashError, Unavailable
@@ -24,7 +20,6 @@ from dflash_core.errors import CheckpointError, DFlashError, Unavailable
 if TYPE_CHECKING:
     from ray.serve._private.common import ReplicaState
 
-MOST_OBJECT_STORE_BYTES = 2 * 2**30
 PROGRESS_PERIOD_S = 0.5
 
 
@@ -65,39 +60,13 @@ def _say(message: str) -> None:
 @contextmanager
 def _ray(settings: Settings) -> Iterator[None]:
     """Join the cluster that the settings name, or run one of our own."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if settings.address is None:
-        _check_port(settings)
-        _prepare_token()
-    import ray
-
     if settings.address is not None:
-        _say(f"joining Ray at {settings.address}")
-        try:
-            ray.init(address=settings.address, log_to_driver=False, logging_level=logging.WARNING)
-        except Exception as error:
-            raise Unavailable(f"Ray at {settings.address} cannot be joined: {error}") from error
-        try:
+        with joined_cluster(settings.address, _say):
             yield
-        finally:
-            ray.shutdown()
         return
-    _say("starting Ray")
-    folder = tempfile.mkdtemp(prefix="dflash-", dir="/tmp")  # a short path: sockets live in it
-    try:
-        ray.init(
-            num_cpus=_logical_cpus(settings),
-            object_store_memory=_object_store_bytes(),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-            _temp_dir=folder,
-            _node_ip_address="127.0.0.1",
-        )
+    _check_port(settings)
+    with own_cluster(settings, _say):
         yield
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -106,6 +75,7 @@ def _serve(settings: Settings) -> Iterator[None]:
     from ray import serve
     from ray.serve.context import _get_global_client
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # our own lines tell how far it is
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is not None:
         found, wanted = client.http_config, (settings.host, settings.http_port)
@@ -122,7 +92,8 @@ def _serve(settings: Settings) -> Iterator[None]:
     try:
         yield
     finally:
-        serve.shutdown()
+        with hushed():
+            serve.shutdown()
 
 
 @contextmanager
@@ -142,7 +113,8 @@ def _application(settings: Settings, stop: threading.Event) -> Iterator[None]:
                 raise _failure(APP_NAME) from error
         yield
     finally:
-        serve.delete(APP_NAME)
+        with hushed():
+            serve.delete(APP_NAME)
 
 
 @contextmanager
@@ -220,32 +192,3 @@ def _check_port(settings: Settings) -> None:
         except OSError as error:
             where = f"{settings.host}:{settings.http_port}"
             raise Unavailable(f"cannot listen on {where}: {error.strerror}; choose another port") from error
-
-
-def _prepare_token() -> None:
-    """Ray's token authentication is on; where its token file cannot be kept, a token for this run alone."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    if os.environ["RAY_AUTH_MODE"] != "token" or "RAY_AUTH_TOKEN" in os.environ:
-        return
-    folder = Path.home() / ".ray"
-    try:
-        folder.mkdir(exist_ok=True)
-        is_kept = (folder / "auth_token").is_file() or os.access(folder, os.W_OK)
-    except OSError:
-        is_kept = False
-    if not is_kept and "RAY_AUTH_TOKEN_PATH" not in os.environ:
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-
-
-def _logical_cpus(settings: Settings) -> int:
-    """What Ray hands out: the real cores, or as many as the placement asks for."""
-    places = [settings.placement.router, settings.placement.target]
-    if settings.drafter is not None:
-        places.append(settings.placement.drafter)
-    asked = sum((place.max_replicas or place.replicas) * place.num_cpus for place in places)
-    return max(os.cpu_count() or 1, math.ceil(asked))
-
-
-def _object_store_bytes() -> int:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(MOST_OBJECT_STORE_BYTES, memory // 5)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from deployments.cluster import start_node
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -35,7 +37,8 @@ def ray_cluster() -> Iterator[int]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
-        ray.init(
+        start_node(
+            print,
             num_cpus=8,  # logical: the tests scale up
             include_dashboard=False,
             _temp_dir=folder,

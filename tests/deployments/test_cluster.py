@@ -1,0 +1,75 @@
+"""Starting a Ray node: a late one gets a second try, other failures are one line at once."""
+
+import contextlib
+import sys
+
+import pytest
+import ray
+from ray._private.node import Node
+
+from deployments.cluster import hushed, start_node
+from dflash_core.errors import Unavailable
+
+LATE = "The current node timed out during startup.\nThis could happen because ..."
+
+
+class FakeNode(Node):
+    """A node whose start fails after some processes."""
+
+    def __init__(self, words: str):
+        self.is_cleared = False
+        nodes.append(self)
+        raise Exception(words)
+
+    def kill_all_processes(self, *args: object, **options: object) -> None:
+        self.is_cleared = True
+
+
+nodes: list[FakeNode] = []
+
+
+@pytest.fixture
+def failures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What successive starts say; no more: they go well."""
+    words: list[str] = []
+    nodes.clear()
+
+    def init(**options: object) -> None:
+        if words:
+            FakeNode(words.pop(0))
+
+    monkeypatch.setattr(ray, "init", init)
+    return words
+
+
+def test_a_late_node_gets_a_second_try_and_the_first_ones_processes_end(failures: list[str]) -> None:
+    failures.append(LATE)
+    said: list[str] = []
+    start_node(said.append)
+    assert len(said) == 1
+    assert [node.is_cleared for node in nodes] == [True]
+
+
+def test_a_node_that_is_late_twice_is_one_line(failures: list[str]) -> None:
+    failures += [LATE, LATE]
+    with pytest.raises(Unavailable, match=r"did not start: The current node timed out") as caught:
+        start_node(lambda line: None)
+    assert "\n" not in str(caught.value)
+    assert [node.is_cleared for node in nodes] == [True, True]
+
+
+def test_another_failure_is_told_at_once(failures: list[str]) -> None:
+    failures.append("no such directory: /x")
+    with pytest.raises(Unavailable, match="did not start: no such directory"):
+        start_node(lambda line: pytest.fail(line))
+    assert len(nodes) == 1
+
+
+def test_what_ray_prints_on_the_way_out_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    with hushed():
+        print("(raylet) Task ServeController.graceful_shutdown failed")
+        print("noise", file=sys.stderr)
+    with contextlib.suppress(ZeroDivisionError), hushed():
+        raise ZeroDivisionError
+    print("ready")
+    assert capsys.readouterr() == ("ready\n", "")
