@@ -67,6 +67,7 @@ class LocalEngine:
         blas.prepare()  # before the first import of MLX
         from deployments.exchange.absent import NoDrafter
         from deployments.exchange.remote import RemoteDrafter
+        from deployments.exchange.retention import default_limit
         from deployments.exchange.transport import Transport
         from deployments.lane import Lane
         from deployments.warm import measured_costs, warm_target
@@ -82,7 +83,9 @@ class LocalEngine:
             drafter_spec = read_drafter_spec(drafter_path, spec)
             transport = Transport(settings.transport, settings.ref_threshold_bytes)
             fingerprint, block_size = drafter_spec.fingerprint, drafter_spec.block_size
-            exchange = RemoteDrafter(link, loop, transport, fingerprint, block_size, settings.draft_timeout_s)
+            limit = settings.feature_bytes or default_limit()
+            patience_s = settings.draft_timeout_s
+            exchange = RemoteDrafter(link, loop, transport, fingerprint, block_size, patience_s, limit)
         drafter = exchange or NoDrafter()
         widest = min(settings.block_width or drafter.block_size, drafter.block_size)
         warm_target(target, settings.max_rows, widest)

@@ -1,39 +1,30 @@
 """Every live row's features, kept on the target side until the row ends.
 
 With them a drafter's state can be made again at any time: after its death, an upgrade, an eviction. What
-the drafter is known to hold (``confirmed``) is not sent again.
+the drafter is known to hold (``confirmed``) is not sent again. ``retention`` bounds what is kept.
 """
-
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from deployments.exchange.messages import Piece, RowFeatures
+from deployments.exchange.retention import Retention, RowLedger
 from deployments.exchange.transport import Transport
 from dflash_core.request import RowId
 
 MERGE_TOKENS = 256  # committed pieces are merged when so many tokens have come together
 
 
-@dataclass
-class RowLedger:
-    """One row: consecutive pieces from position 0, and how far the drafter has them."""
-
-    pieces: list[Piece] = field(default_factory=list)
-    length: int = 0
-    confirmed: int = 0
-    loose: int = 0  # pieces at the end that are not merged yet
-
-
 class Ledger:
     """The rows of one window."""
 
-    def __init__(self, transport: Transport):
+    def __init__(self, transport: Transport, retention: Retention | None = None):
         self._transport = transport
+        self._retention = retention or Retention()
         self._rows: dict[RowId, RowLedger] = {}
 
-    def __contains__(self, row_id: RowId) -> bool:
-        return row_id in self._rows
+    def can_draft(self, row_id: RowId) -> bool:
+        """Whether the drafter's context of this row is whole, or can be made so from what is kept."""
+        return row_id in self._rows and not self._rows[row_id].is_lost
 
     @property
     def num_pieces(self) -> int:
@@ -52,10 +43,14 @@ class Ledger:
             raise ValueError(f"row {row_id}: features start at {start}, {row.length} are kept")
         if not len(data):
             return
-        row.pieces.append(Piece(start, len(data), data))
         row.length += len(data)
+        if row.is_lost:
+            return
+        row.pieces.append(Piece(start, len(data), data))
         row.loose += 1
+        row.token_bytes = data.nbytes // len(data)
         self._merge(row)
+        self._retention.add(row, data.nbytes)
 
     def missing(self, row_id: RowId) -> RowFeatures:
         """What the drafter lacks of a row.
@@ -79,6 +74,8 @@ class Ledger:
         row = self._rows.get(row_id)
         if row is not None:
             row.confirmed = length if length <= row.length else 0
+            if row.confirmed < row.kept_from:
+                self._retention.give_up(row)
 
     def confirm_all(self, lengths: dict[RowId, int]) -> None:
         """Take a drafter's word on every row; a row that it does not name starts anew."""
@@ -87,7 +84,14 @@ class Ledger:
 
     def drop(self, row_id: RowId) -> None:
         """The row ended: its features, refs included, are let go."""
-        self._rows.pop(row_id, None)
+        row = self._rows.pop(row_id, None)
+        if row is not None:
+            self._retention.remove(row)
+
+    def close(self) -> None:
+        """All rows ended."""
+        for row_id in list(self._rows):
+            self.drop(row_id)
 
     def _merge(self, row: RowLedger) -> None:
         """Join the loose tail into one array once it is long; a round's few tokens would be many pieces."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from deployments.exchange.ledger import Ledger
 from deployments.exchange.messages import DraftCall, DraftReply
+from deployments.exchange.retention import Retention
 from deployments.exchange.transport import Transport, dtype_name, to_wire
 from dflash_core.protocols import Drafts, FeatureBlock, PendingDrafts
 from dflash_core.request import RowId, WindowId
@@ -23,6 +24,7 @@ logger = logging.getLogger("dflash.exchange")
 
 PING_PAUSE_S = 0.2
 PING_TIMEOUT_S = 2.0
+MISMATCH_PAUSE_S = 10.0  # before a drafter of another checkpoint is asked again
 TOKENS_PER_SECOND = 1000  # a drafter that takes features more slowly than this is as good as none
 
 T = TypeVar("T")
@@ -62,14 +64,25 @@ class RemoteDrafter:
         fingerprint: str,
         block_size: int,
         timeout_s: float = 2.0,
+        feature_bytes: int | None = None,
     ):
         self.transport = transport
+        self.retention = Retention(feature_bytes, transport.count_lost_context)
         self.timeout_s = timeout_s  # longer while rounds are measured and compile
         self._link = link
         self._loop = loop
         self._fingerprint = fingerprint
         self._block_size = block_size
         self._windows: dict[WindowId, _Window] = {}
+        self._stranger = ""  # fingerprint of a drafter whose features we do not make
+
+    @property
+    def state(self) -> str:
+        """``ok``, ``away`` (dead, slow or not there yet) or ``drafter mismatch``."""
+        if self._stranger:
+            return "drafter mismatch"
+        pings = [window.ping for window in self._windows.values() if window.ping is not None]
+        return "ok" if all(ping.done() for ping in pings) else "away"
 
     @property
     def block_size(self) -> int:
@@ -100,7 +113,11 @@ class RemoteDrafter:
         self._keep(window, block)
         if width == 1 or not self._is_back(window):  # a classic round needs no call; features wait here
             return _Ready(_none(len(block.row_ids)))
-        rows = [row_id for row_id in block.row_ids if row_id is not None and row_id in window.ledger]
+        # A row without a context is an idle slot to the drafter.
+        row_ids = tuple(r if r is not None and window.ledger.can_draft(r) else None for r in block.row_ids)
+        rows = [row_id for row_id in row_ids if row_id is not None]
+        if not rows:
+            return _Ready(_none(len(block.row_ids)))
         window.number += 1
         call = DraftCall(
             window_id,
@@ -108,7 +125,7 @@ class RemoteDrafter:
             self._fingerprint,
             dtype_name(block.x.dtype),
             block.x.shape[-1] * block.x.itemsize,
-            block.row_ids,
+            row_ids,
             self.transport.pack(tuple(window.ledger.missing(row_id) for row_id in rows)),
             np.array(anchors, dtype=np.int32),
             width,
@@ -127,6 +144,7 @@ class RemoteDrafter:
         window = self._windows.pop(window_id, None)
         if window is None:
             return
+        window.ledger.close()
         if window.ping is not None:
             window.ping.cancel()
         self._start(_quietly(self._link.close(window_id)))
@@ -140,8 +158,12 @@ class RemoteDrafter:
             answer.cancel()
             self._lose(call.window_id, window, error)
             return _none(len(call.row_ids))
-        if reply.number != call.number or reply.fingerprint != self._fingerprint:
-            self._lose(call.window_id, window, RuntimeError(f"answer of drafter {reply.fingerprint}"))
+        if reply.fingerprint != self._fingerprint:
+            self._refuse(call.window_id, window, reply.fingerprint)
+            return _none(len(call.row_ids))
+        self._stranger = ""
+        if reply.number != call.number:
+            self._lose(call.window_id, window, RuntimeError(f"answer to call {reply.number}"))
             return _none(len(call.row_ids))
         for row_id, length in reply.lengths.items():
             window.ledger.confirm(row_id, length)
@@ -173,8 +195,22 @@ class RemoteDrafter:
         self.transport.count_failure()
         window.ping = self._start(self._ping(window_id))
 
-    async def _ping(self, window_id: WindowId) -> dict[RowId, int]:
+    def _refuse(self, window_id: WindowId, window: _Window, fingerprint: str) -> None:
+        """A drafter of another checkpoint: our features mean nothing to it. Ask again, but not often."""
+        if self._stranger != fingerprint:
+            self._stranger = fingerprint
+            logger.error(
+                "drafter mismatch: this target makes features for drafter %s and was answered by %s; rounds "
+                "are classic until both are loaded from one checkpoint (deploy the application again)",
+                self._fingerprint,
+                fingerprint,
+            )
+        self.transport.count_mismatch()
+        window.ping = self._start(self._ping(window_id, MISMATCH_PAUSE_S))
+
+    async def _ping(self, window_id: WindowId, pause_s: float = 0.0) -> dict[RowId, int]:
         """Ask until somebody answers; ends with the window at the latest."""
+        await asyncio.sleep(pause_s)
         while True:
             try:
                 return await asyncio.wait_for(self._link.lengths(window_id), PING_TIMEOUT_S)
@@ -184,7 +220,7 @@ class RemoteDrafter:
 
     def _window(self, window_id: WindowId) -> _Window:
         if window_id not in self._windows:
-            self._windows[window_id] = _Window(Ledger(self.transport))
+            self._windows[window_id] = _Window(Ledger(self.transport, self.retention))
         return self._windows[window_id]
 
     def _start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":

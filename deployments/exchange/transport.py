@@ -64,6 +64,15 @@ class Transport:
         """Count a draft that did not come."""
         self._traffic.failures += 1
 
+    def count_mismatch(self) -> None:
+        """Count a draft that met another drafter."""
+        self._traffic.failures += 1
+        self._traffic.mismatches += 1
+
+    def count_lost_context(self) -> None:
+        """Count a row that goes on without drafts."""
+        self._traffic.contexts_lost += 1
+
     def take_traffic(self) -> Traffic:
         """Counts since the last time."""
         taken, self._traffic = self._traffic, Traffic()

@@ -1,10 +1,12 @@
 """A Ray cluster of one's own: short temp directory, loopback, free ports, nothing left behind."""
 
+import asyncio
 import logging
 import os
 import shutil
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,3 +57,23 @@ def ray_cluster() -> Iterator[int]:
             serve.shutdown()
             ray.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """An event loop on a thread of its own, as beside a replica's MLX thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+    asyncio.run_coroutine_threadsafe(_end_tasks(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+async def _end_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,67 +1,20 @@
 """Target and drafter over the exchange, in one process: the same objects as on Ray, a plain link between."""
 
 import asyncio
-import threading
-from collections.abc import Iterator
-from concurrent.futures import Future
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from deployments.exchange import remote
 from deployments.exchange.ledger import MERGE_TOKENS, Ledger
-from deployments.exchange.messages import DraftCall, DraftReply, Piece, RowFeatures
+from deployments.exchange.messages import DraftCall, Piece, RowFeatures
 from deployments.exchange.remote import RemoteDrafter
 from deployments.exchange.sessions import Sessions
 from deployments.exchange.transport import Transport, from_wire, to_wire
-from dflash_core.events import RoundReport
-from dflash_core.request import RowId, RowRequest, WindowId
+from dflash_core.request import RowId, WindowId
 from tests.deployments.fake_engine import BLOCK, DIM, FakeDrafter, FakeWindow, script
-
-W = WindowId("w")
-
-
-class LocalLink:
-    """Calls go straight to the sessions; the tests break it in every way they like."""
-
-    def __init__(self) -> None:
-        self.sessions = Sessions(FakeDrafter(), "fake", ttl_s=60.0)
-        self.calls: list[DraftCall] = []
-        self.is_dead = False
-        self.delay_s = 0.0
-
-    def restart(self) -> None:
-        self.sessions = Sessions(FakeDrafter(), "fake", ttl_s=60.0)
-        self.is_dead = False
-
-    async def draft(self, call: DraftCall, by_reference: bool) -> DraftReply:
-        self.calls.append(call)
-        self._check()
-        reply = self.sessions.draft(call)
-        await asyncio.sleep(self.delay_s)
-        return reply
-
-    async def lengths(self, window_id: WindowId) -> dict[RowId, int]:
-        self._check()
-        return self.sessions.lengths(window_id)
-
-    async def close(self, window_id: WindowId) -> None:
-        self.sessions.close(window_id)
-
-    def _check(self) -> None:
-        if self.is_dead:
-            raise ConnectionError("no drafter")
-
-
-@pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    yield loop
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+from tests.deployments.local_link import LocalLink, W, play, row, settle, tokens
 
 
 @pytest.fixture
@@ -72,25 +25,6 @@ def link() -> LocalLink:
 @pytest.fixture
 def drafter(link: LocalLink, loop: asyncio.AbstractEventLoop) -> RemoteDrafter:
     return RemoteDrafter(link, loop, Transport("value"), "fake", BLOCK, timeout_s=0.3)
-
-
-def settle(drafter: RemoteDrafter, window: FakeWindow) -> None:
-    """Wait until a ping under way has its answer."""
-    ping: Future | None = drafter._windows[W].ping
-    if ping is not None:
-        ping.result(5)
-
-
-def row(name: str, length: int = 5, max_tokens: int = 400) -> RowRequest:
-    return RowRequest(RowId(name), tuple(range(len(name), len(name) + length)), max_tokens)
-
-
-def play(window: FakeWindow, rounds: int) -> list[RoundReport]:
-    return [window.step() for _ in range(rounds)]
-
-
-def tokens(reports: list[RoundReport], name: str) -> list[int]:
-    return [t for report in reports for r in report.rows if r.row_id == name for t in r.tokens]
 
 
 def test_every_draft_is_right_when_features_arrive_whole(drafter: RemoteDrafter) -> None:
@@ -162,6 +96,38 @@ def test_another_drafters_answer_counts_as_none(drafter: RemoteDrafter, link: Lo
     link.sessions = Sessions(FakeDrafter(), "another", ttl_s=60.0)
     window.admit(row("r"))
     assert [report.width for report in play(window, 2)] == [1, 1]
+
+
+def test_a_drafter_mismatch_is_told_once_and_asked_about_seldom(
+    drafter: RemoteDrafter, link: LocalLink, caplog: pytest.LogCaptureFixture
+) -> None:
+    window = FakeWindow(W, drafter, 8, 0.0)
+    link.sessions = Sessions(FakeDrafter(), "another", ttl_s=60.0)
+    window.admit(row("r"))
+    assert drafter.state == "ok"
+    assert [report.width for report in play(window, 10)] == [1] * 10
+    assert drafter.state == "drafter mismatch"
+    assert len(link.calls) == 1
+    assert drafter.transport.take_traffic().mismatches == 1
+    second = FakeWindow(WindowId("second"), drafter, 8, 0.0)
+    second.admit(row("r"))
+    play(second, 3)
+    assert sum("drafter mismatch" in record.message for record in caplog.records) == 1
+    assert drafter.transport.take_traffic().mismatches == 1
+
+
+def test_a_drafter_that_fits_again_ends_the_mismatch(
+    drafter: RemoteDrafter, link: LocalLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "MISMATCH_PAUSE_S", 0.0)
+    window = FakeWindow(W, drafter, 8, 0.0)
+    link.sessions = Sessions(FakeDrafter(), "another", ttl_s=60.0)
+    window.admit(row("r"))
+    play(window, 1)
+    link.restart()
+    settle(drafter, window)
+    assert [report.width for report in play(window, 2)] == [BLOCK, BLOCK]
+    assert drafter.state == "ok"
 
 
 def test_rows_that_leave_are_forgotten_on_both_sides(drafter: RemoteDrafter, link: LocalLink) -> None:

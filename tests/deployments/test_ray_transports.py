@@ -1,8 +1,6 @@
 """The exchange over a real drafter replica: by reference, by value and by size give the same drafts."""
 
 import asyncio
-import threading
-from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -30,17 +28,6 @@ EXPECTED_CALLS = {"ref": {"ref"}, "value": {"value"}, "auto": {"ref", "value"}}
 def link(ray_cluster: int) -> HandleLink:
     serve.run(assemble(Settings(), FakeEngine()), name=APP_NAME, route_prefix="/")
     return HandleLink(serve.get_deployment_handle("Drafter", APP_NAME))
-
-
-@pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    yield loop
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
 
 
 @pytest.mark.parametrize("mode", ["ref", "value", "auto"])
