@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from deployments import __version__, cli_measure
-from deployments.settings import EMBEDDED, Settings, SettingsError, load_settings
+from deployments.settings import EMBEDDED, Settings, SettingsError, find_cache_dir, load_settings
 from dflash_core.errors import DFlashError, InvalidRequest
 
 DISTRIBUTION = "dflash-serve"
@@ -127,6 +127,7 @@ def generate(
         stop=tuple(stop or ()),
         system=system,
         is_raw=raw,
+        cache_dir=find_cache_dir(os.environ),
     )
     print(generation.generate(options, sys.stdout), file=sys.stderr)
 

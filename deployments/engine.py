@@ -6,14 +6,21 @@ use for it.
 
 import asyncio
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from deployments.generation import ModelCard, SamplingDefaults
 from deployments.settings import Settings
 from dflash_core import blas
-from dflash_core.checkpoints import read_drafter_spec, read_target_spec, resolve_drafter, resolve_target
+from dflash_core.checkpoints import (
+    DrafterSpec,
+    read_drafter_spec,
+    read_target_spec,
+    resolve_drafter,
+    resolve_target,
+)
 from dflash_core.request import WindowId
 from dflash_core.text.tokenizer import Tokenizer
 
@@ -29,6 +36,7 @@ class TargetParts:
 
     lane: "Lane"
     exchange: "RemoteDrafter | None"
+    facts: Mapping[str, str] = field(default_factory=dict)  # for /health: device, mlx, width policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +74,8 @@ class LocalEngine:
         """Load a target, with the projection of its drafter."""
         blas.prepare()  # before the first import of MLX
         from deployments.exchange.absent import NoDrafter
-        from deployments.exchange.remote import RemoteDrafter
-        from deployments.exchange.retention import default_limit
-        from deployments.exchange.transport import Transport
         from deployments.lane import Lane
+        from deployments.machine import backend, mlx_version, processor
         from deployments.warm import measured_costs, warm_target
         from dflash_core.acceptance import Acceptance
         from dflash_core.loading import build_target
@@ -78,19 +84,13 @@ class LocalEngine:
 
         target_path, drafter_path = _paths(settings)
         target, spec = build_target(target_path, drafter_path)
-        exchange, fingerprint = None, ""
+        exchange = None
         if drafter_path is not None and link is not None:
-            drafter_spec = read_drafter_spec(drafter_path, spec)
-            transport = Transport(settings.transport, settings.ref_threshold_bytes)
-            fingerprint, block_size = drafter_spec.fingerprint, drafter_spec.block_size
-            limit = settings.feature_bytes or default_limit()
-            patience_s = settings.draft_timeout_s
-            exchange = RemoteDrafter(link, loop, transport, fingerprint, block_size, patience_s, limit)
+            exchange = _open_exchange(settings, link, loop, read_drafter_spec(drafter_path, spec))
         drafter = exchange or NoDrafter()
         widest = min(settings.block_width or drafter.block_size, drafter.block_size)
         warm_target(target, settings.max_rows, widest)
-        key = f"{spec.fingerprint}-{fingerprint}"
-        costs = measured_costs(settings, target, exchange, key) if exchange is not None else None
+        costs = None if exchange is None else measured_costs(settings, target, exchange, spec.fingerprint)
         acceptance = Acceptance(drafter.block_size)
 
         def open_window(window_id: WindowId) -> Window:
@@ -98,7 +98,14 @@ class LocalEngine:
             return Window(window_id, target, drafter, WindowPolicy(width=width, max_rows=settings.max_rows))
 
         take_traffic = exchange.transport.take_traffic if exchange is not None else lambda: None
-        return TargetParts(Lane(open_window, settings.max_windows, take_traffic), exchange)
+        chosen = f"fixed {widest}" if costs is None else f"auto, up to {widest}"
+        facts = {
+            "device": backend(),
+            "processor": processor(),
+            "mlx": mlx_version(),
+            "width": "classic" if widest == 1 else chosen,
+        }
+        return TargetParts(Lane(open_window, settings.max_windows, take_traffic), exchange, facts)
 
     def open_drafter(self, settings: Settings) -> "Sessions":
         """Load a drafter; of the target only embedding and head."""
@@ -133,6 +140,24 @@ class LocalEngine:
             block_size=block_size,
         )
         return RouterParts(card, Tokenizer.load(target_path))
+
+
+def _open_exchange(
+    settings: Settings, link: "DrafterLink", loop: asyncio.AbstractEventLoop, spec: DrafterSpec
+) -> "RemoteDrafter":
+    from deployments.exchange.remote import RemoteDrafter
+    from deployments.exchange.retention import default_limit
+    from deployments.exchange.transport import Transport
+
+    return RemoteDrafter(
+        link,
+        loop,
+        Transport(settings.transport, settings.ref_threshold_bytes),
+        spec.fingerprint,
+        spec.block_size,
+        settings.draft_timeout_s,
+        settings.feature_bytes or default_limit(),
+    )
 
 
 def _paths(settings: Settings) -> tuple[Path, Path | None]:

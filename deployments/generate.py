@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # MLX comes after the BLAS
 DEFAULT_MAX_TOKENS = 1024
 MEASURING_S = 3.0  # at most, for the costs of all widths
 ROW = RowId("0")
+WINDOW = WindowId("generate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class GenerateOptions:
     stop: tuple[str, ...] = ()
     system: str | None = None
     is_raw: bool = False  # the prompt as it is, without chat template
+    cache_dir: Path | None = None  # keeps the measured costs of all widths; None: nothing is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def generate(options: GenerateOptions, out: TextIO) -> Summary:
     if not prompt_ids:
         raise InvalidRequest("the prompt is empty", param="prompt")
     config = read_json(target_path / "generation_config.json")
-    window = _open_window(target_path, drafter_path, options.width)
+    window = _open_window(target_path, drafter_path, options)
     request = RowRequest(
         row_id=ROW,
         tokens=prompt_ids,
@@ -117,20 +119,27 @@ def _prompt_ids(options: GenerateOptions, tokenizer: Tokenizer) -> tuple[int, ..
     return tuple(tokenizer.apply_chat(messages))
 
 
-def _open_window(target_path: Path, drafter_path: Path | None, width: int | None) -> "Window":
-    """Load both models and open a window of one row. Measuring the widths also compiles them."""
+def _open_window(target_path: Path, drafter_path: Path | None, options: GenerateOptions) -> "Window":
+    """Load both models and open a window of one row."""
     from deployments.exchange.absent import NoDrafter
+    from deployments.measuring import Circumstances, width_costs
     from dflash_core.acceptance import Acceptance
-    from dflash_core.calibration import measure_costs
     from dflash_core.loading import build_drafter, build_target
     from dflash_core.width import AutoWidth, FixedWidth
     from dflash_core.window import Window, WindowPolicy
 
-    target, _ = build_target(target_path, drafter_path)
-    drafter = NoDrafter() if drafter_path is None else build_drafter(target_path, drafter_path)[0]
-    costs = measure_costs(target, drafter, max_rows=1, budget_s=MEASURING_S)
-    chosen = AutoWidth(costs, Acceptance(drafter.block_size)) if width is None else FixedWidth(width)
-    return Window(WindowId("generate"), target, drafter, WindowPolicy(width=chosen, max_rows=1))
+    target, spec = build_target(target_path, drafter_path)
+    if drafter_path is None:
+        policy = WindowPolicy(width=FixedWidth(1), max_rows=1)
+        return Window(WINDOW, target, NoDrafter(), policy)
+    drafter, drafter_spec = build_drafter(target_path, drafter_path)
+    if options.width is None:
+        measured = Circumstances(spec.fingerprint, drafter_spec.fingerprint, max_rows=1, budget_s=MEASURING_S)
+        costs = width_costs(target, drafter, measured, options.cache_dir)
+        width = AutoWidth(costs, Acceptance(drafter.block_size))
+    else:
+        width = FixedWidth(options.width)
+    return Window(WINDOW, target, drafter, WindowPolicy(width=width, max_rows=1))
 
 
 def _room(window: "Window", prompt_ids: tuple[int, ...]) -> int:

@@ -82,7 +82,9 @@ class Settings(_Strict):
     calibration_s: float = Field(
         default=10.0, ge=0
     )  # time to measure those costs at start; 0: the full block
-    cache_dir: Path | None = None  # keeps measured costs from one start to the next; None: nothing is kept
+    # Keeps measured costs from one start to the next; none: nothing is kept. ``load_settings`` fills in the
+    # user's cache directory.
+    cache_dir: Path | None = None
 
     # Exchange between target and drafter.
     transport: Transport = "auto"
@@ -108,10 +110,21 @@ class Settings(_Strict):
             raise ValueError("at least one name, none of them empty")
         return names
 
-    @field_validator("drafter", mode="before")
+    @field_validator("drafter", "cache_dir", mode="before")
     @classmethod
-    def _no_drafter(cls, value: Any) -> Any:
+    def _none(cls, value: Any) -> Any:
         return None if value in ("", "none") else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_after_target(cls, values: Any) -> Any:
+        """Without a name of its own, a model that is not the embedded one is called after its target."""
+        if not isinstance(values, Mapping) or values.get("served_model_names") is not None:
+            return values
+        target = values.get("target", EMBEDDED)
+        if not isinstance(target, str) or target == EMBEDDED:
+            return values
+        return {**values, "served_model_names": (model_name(target),)}
 
     @property
     def grace_s(self) -> float:
@@ -133,13 +146,34 @@ def load_settings(
 
     Raises SettingsError with one readable line per fault.
     """
-    merged: dict[str, Any] = _read_file(file) if file is not None else {}
-    merged |= _read_environment(os.environ if environment is None else environment)
+    environment = os.environ if environment is None else environment
+    merged: dict[str, Any] = {"cache_dir": find_cache_dir(environment)}
+    merged |= _read_file(file) if file is not None else {}
+    merged |= _read_environment(environment)
     merged |= {name: value for name, value in (flags or {}).items() if value is not None}
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
         raise SettingsError(_explain(error)) from None
+
+
+def find_cache_dir(environment: Mapping[str, str]) -> Path | None:
+    """Where results that cost time are kept: ``DFLASH_CACHE_DIR``, else in the user's cache directory."""
+    own = environment.get(f"{ENVIRONMENT_PREFIX}CACHE_DIR")
+    if own is not None:
+        return None if own in ("", "none") else Path(own)
+    try:
+        users = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home
+        return None
+    return users / "dflash-serve" if users.is_absolute() else None
+
+
+def model_name(target: str) -> str:
+    """The name that a target goes by: its hub id, or its directory's name."""
+    path = Path(target).expanduser()
+    is_hub_id = not path.exists() and not path.is_absolute() and target.count("/") == 1
+    return target.partition("@")[0] if is_hub_id else path.resolve().name
 
 
 def _read_file(file: Path) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Play every shape once before a replica is ready: a first compile costs seconds, and a client would wait."""
 
 import logging
-import platform
 import time
 
 import mlx.core as mx
@@ -10,8 +9,8 @@ import numpy as np
 from deployments.exchange.messages import DraftCall, Piece, RowFeatures
 from deployments.exchange.remote import RemoteDrafter
 from deployments.exchange.sessions import Sessions
+from deployments.measuring import Circumstances, width_costs
 from deployments.settings import Settings
-from dflash_core.calibration import cached_costs
 from dflash_core.checkpoints import DrafterSpec
 from dflash_core.costs import RoundCosts
 from dflash_core.protocols import Drafts, FeatureBlock
@@ -33,9 +32,9 @@ def row_buckets(max_rows: int) -> list[int]:
 
 
 def warm_target(target: Target, max_rows: int, width: int) -> None:
-    """Verify at each row bucket: blocks and classic rounds, greedy and sampled."""
+    """Verify at each row bucket: blocks of each width and classic rounds, greedy and sampled."""
     began = time.perf_counter()
-    for wide in sorted({1, width}):
+    for wide in sorted({*(w for w in WIDTHS if w < width), width}):
         for temperature in (0.0, 1.0):
             for rows in sorted({1, min(2, max_rows), max_rows}):
                 _play_briefly(target, rows, wide, temperature)
@@ -74,22 +73,33 @@ def warm_drafter(sessions: Sessions, spec: DrafterSpec, dtype: str, max_rows: in
     logger.info("drafter warmed in %.1f s", time.perf_counter() - began)
 
 
-def measured_costs(settings: Settings, target: Target, drafter: RemoteDrafter, key: str) -> RoundCosts | None:
-    """What rounds cost here, the exchange included; None where the width is given or nobody drafts."""
+def measured_costs(
+    settings: Settings, target: Target, drafter: RemoteDrafter, target_fingerprint: str
+) -> RoundCosts | None:
+    """What rounds cost here, the exchange included; None where the width is given or nobody drafts.
+
+    At start: before the transport's counts are first taken.
+    """
     if settings.block_width is not None or settings.calibration_s == 0:
         return None
     if not drafter.wait_for_drafter(DRAFTER_WAIT_S):
         return None
     patience, drafter.timeout_s = drafter.timeout_s, DRAFTER_WAIT_S  # a compile is no failure
+
+    def has_drafted() -> bool:  # rounds that failed to draft were classic, and say nothing
+        return drafter.transport.num_failures == 0
+
     try:
-        return cached_costs(
-            settings.cache_dir,
-            f"{key}-{platform.node()}-{settings.transport}",
-            target,
-            drafter,
-            max_rows=settings.max_rows,
-            budget_s=settings.calibration_s,
+        circumstances = Circumstances(
+            target_fingerprint,
+            drafter.fingerprint,
+            settings.max_rows,
+            settings.calibration_s,
+            settings.transport,
+            settings.blas_threads,
         )
+        costs = width_costs(target, drafter, circumstances, settings.cache_dir, has_drafted)
+        return costs if has_drafted() else None
     finally:
         drafter.timeout_s = patience
 

@@ -1,8 +1,6 @@
 """Measuring what rounds cost here, with real rounds of made-up rows; it warms every shape on the way."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from dflash_core.costs import PlayRound, RoundCosts, measure
 from dflash_core.events import RoundReport
@@ -74,26 +72,3 @@ def _window_of(target: Target, drafter: Drafter, width: _GivenWidth, num_rows: i
 
 def _play(window: Window) -> None:
     window.step()
-
-
-def cached_costs(
-    folder: Path | None, key: str, target: Target, drafter: Drafter, *, max_rows: int, budget_s: float
-) -> RoundCosts:
-    """Costs measured before under this key (models, machine, versions), else measured now and kept.
-
-    ``folder`` None keeps nothing. A file that cannot be read or written only costs the measurement.
-    """
-    file = None if folder is None else folder / f"costs-{key}.json"
-    if file is not None and file.is_file():
-        try:
-            return RoundCosts.from_json(json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, AttributeError, TypeError):
-            pass
-    costs = measure_costs(target, drafter, max_rows=max_rows, budget_s=budget_s)
-    if file is not None:
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(costs.as_json()), encoding="utf-8")
-        except OSError:
-            pass
-    return costs

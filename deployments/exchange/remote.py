@@ -66,12 +66,12 @@ class RemoteDrafter:
         timeout_s: float = 2.0,
         feature_bytes: int | None = None,
     ):
+        self.fingerprint = fingerprint  # of the drafter whose features we make
         self.transport = transport
         self.retention = Retention(feature_bytes, transport.count_lost_context)
         self.timeout_s = timeout_s  # longer while rounds are measured and compile
         self._link = link
         self._loop = loop
-        self._fingerprint = fingerprint
         self._block_size = block_size
         self._windows: dict[WindowId, _Window] = {}
         self._stranger = ""  # fingerprint of a drafter whose features we do not make
@@ -122,7 +122,7 @@ class RemoteDrafter:
         call = DraftCall(
             window_id,
             window.number,
-            self._fingerprint,
+            self.fingerprint,
             dtype_name(block.x.dtype),
             block.x.shape[-1] * block.x.itemsize,
             row_ids,
@@ -158,7 +158,7 @@ class RemoteDrafter:
             answer.cancel()
             self._lose(call.window_id, window, error)
             return _none(len(call.row_ids))
-        if reply.fingerprint != self._fingerprint:
+        if reply.fingerprint != self.fingerprint:
             self._refuse(call.window_id, window, reply.fingerprint)
             return _none(len(call.row_ids))
         self._stranger = ""
@@ -202,7 +202,7 @@ class RemoteDrafter:
             logger.error(
                 "drafter mismatch: this target makes features for drafter %s and was answered by %s; rounds "
                 "are classic until both are loaded from one checkpoint (deploy the application again)",
-                self._fingerprint,
+                self.fingerprint,
                 fingerprint,
             )
         self.transport.count_mismatch()

@@ -73,6 +73,11 @@ class Transport:
         """Count a row that goes on without drafts."""
         self._traffic.contexts_lost += 1
 
+    @property
+    def num_failures(self) -> int:
+        """Failures since the last time."""
+        return self._traffic.failures
+
     def take_traffic(self) -> Traffic:
         """Counts since the last time."""
         taken, self._traffic = self._traffic, Traffic()

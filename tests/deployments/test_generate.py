@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from deployments import cli
+from deployments import cli, measuring
 from deployments.generate import GenerateOptions, SamplingFlags, Summary, generate
 from deployments.generation import SamplingDefaults
 from dflash_core.errors import CheckpointError, ContextLengthExceeded, InvalidRequest
@@ -53,6 +53,13 @@ def test_answer_is_the_same_when_the_width_is_chosen_per_round(speculated):
     assert (text, summary.tokens) == (speculated[0], speculated[1].tokens)
 
 
+def test_costs_of_widths_are_measured_once(tmp_path, monkeypatch):
+    first = play(width=None, cache_dir=tmp_path, max_tokens=8)
+    assert [file.name.startswith("costs-") for file in tmp_path.iterdir()] == [True]
+    monkeypatch.setattr(measuring, "measure_costs", lambda *_, **__: pytest.fail("measured again"))
+    assert play(width=None, cache_dir=tmp_path, max_tokens=8)[0] == first[0]
+
+
 def test_stop_string_ends_the_answer_and_is_not_part_of_it(speculated):
     text, summary = play(stop=("def add",))
     assert text == speculated[0].partition("def add")[0] + "\n"
@@ -94,7 +101,7 @@ def test_what_cannot_be_generated_is_refused_before_anything_is_written(options,
     assert out.getvalue() == ""
 
 
-def test_command_writes_the_answer_to_stdout_and_the_figures_to_stderr(monkeypatch, capsys):
+def test_command_writes_the_answer_to_stdout_and_the_figures_to_stderr(monkeypatch, capsys, cache_dir):
     arguments = ["generate", "What is the capital of France?", "--temperature", "0"]
     monkeypatch.setattr(sys, "argv", ["dflash-serve", *arguments])
     with pytest.raises(SystemExit) as stop:
@@ -104,6 +111,7 @@ def test_command_writes_the_answer_to_stdout_and_the_figures_to_stderr(monkeypat
     assert captured.out == "The capital of France is Paris.\n"
     for word in ("tokens", "rounds", "accepted per round", "tok/s"):
         assert word in captured.err
+    assert list(cache_dir.glob("costs-*.json")), "measured costs were not kept"
 
 
 def test_prompt_comes_from_standard_input(monkeypatch, capsys):

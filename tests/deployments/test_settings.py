@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.settings import Settings, SettingsError, load_settings
+from deployments.settings import Settings, SettingsError, find_cache_dir, load_settings, model_name
 
 
 def test_defaults_serve_the_embedded_pair_on_one_machine() -> None:
@@ -63,3 +63,55 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_replica_drains_longer_than_any_row_lives() -> None:
     settings = Settings(window_max_age_s=7, request_timeout_s=11)
     assert settings.grace_s > 18
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("mlx-community/Qwen3.5-4B-4bit", "mlx-community/Qwen3.5-4B-4bit"),
+        ("mlx-community/Qwen3.5-4B-4bit@v1.0", "mlx-community/Qwen3.5-4B-4bit"),
+        ("/models/qwen-4b", "qwen-4b"),
+        ("/models/qwen-4b/", "qwen-4b"),
+        ("./models/qwen-4b", "qwen-4b"),
+        ("~/qwen-4b", "qwen-4b"),
+    ],
+)
+def test_a_model_without_a_served_name_is_called_after_its_target(target: str, name: str) -> None:
+    assert load_settings(flags={"target": target}, environment={}).served_model_names == (name,)
+
+
+def test_a_directory_that_looks_like_a_hub_id_is_called_by_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "qwen").mkdir(parents=True)
+    assert model_name("models/qwen") == "qwen"
+
+
+def test_a_served_name_that_was_given_stays(tmp_path: Path) -> None:
+    flags = {"target": "org/model", "served_model_names": "mine"}
+    assert load_settings(flags=flags, environment={}).served_model_names == ("mine",)
+    assert load_settings(environment={"DFLASH_TARGET": "org/model"}).served_model_names == ("org/model",)
+    file = tmp_path / "settings.yaml"
+    file.write_text("target: org/model\nserved_model_names: [a, b]\n")
+    assert load_settings(file, environment={}).served_model_names == ("a", "b")
+
+
+def test_measured_costs_are_kept_in_the_users_cache_directory() -> None:
+    home = load_settings(environment={}).cache_dir
+    assert home == Path.home() / ".cache" / "dflash-serve"
+    moved = load_settings(environment={"XDG_CACHE_HOME": "/var/cache/me"}).cache_dir
+    assert moved == Path("/var/cache/me/dflash-serve")
+
+
+@pytest.mark.parametrize("off", ["", "none"])
+def test_the_cache_can_be_turned_off_or_moved(tmp_path: Path, off: str) -> None:
+    environment = {"DFLASH_CACHE_DIR": off, "XDG_CACHE_HOME": "/x"}
+    assert find_cache_dir(environment) is None
+    assert load_settings(environment=environment).cache_dir is None
+    file = tmp_path / "settings.yaml"
+    file.write_text("cache_dir: null\n")
+    assert load_settings(file, environment={}).cache_dir is None
+    assert find_cache_dir({"DFLASH_CACHE_DIR": "/c"}) == Path("/c")
+    assert load_settings(file, environment={"DFLASH_CACHE_DIR": "/c"}).cache_dir == Path("/c")
+    assert load_settings(file, {"cache_dir": "/f"}, {"DFLASH_CACHE_DIR": "/c"}).cache_dir == Path("/f")
