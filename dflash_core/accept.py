@@ -14,6 +14,8 @@ AcceptPolicy = Callable[[mx.array, mx.array], mx.array]  # (walked [B], is_live 
 
 def walk(drafts: mx.array, chosen: mx.array) -> mx.array:
     """Leading drafts [B, K - 1] equal to the target's tokens [B, K]: counts [B] int32."""
+    if drafts.shape[1] == 0:  # MLX's CUDA backend divides by the size of an empty array
+        return mx.zeros((chosen.shape[0],), dtype=mx.int32)
     matches = (drafts == chosen[:, :-1]).astype(mx.int32)
     return mx.sum(mx.cumprod(matches, axis=1), axis=1).astype(mx.int32)
 

@@ -131,6 +131,10 @@ class RowCaches:
         index, empty = mx.array(source), mx.array(fresh)
 
         def pick(x: mx.array, axis: int) -> mx.array:
+            if x.size == 0:  # a drafter has no recurrent layers, and CUDA cannot take an empty array
+                shape = list(x.shape)
+                shape[axis] = len(source)
+                return mx.zeros(shape, dtype=x.dtype)
             mask = empty.reshape((-1,) + (1,) * (x.ndim - axis - 1))
             return mx.where(mask, mx.zeros((), dtype=x.dtype), mx.take(x, index, axis=axis))
 
@@ -145,8 +149,8 @@ class RowCaches:
         """Empty a slot. Keys and values behind a length are never read; recurrent states are."""
         self.lengths[slot] = 0
         arrays = self.take()
-        arrays.states[:, slot] = 0
-        arrays.conv[:, slot] = 0
+        for x in _recurrent(arrays):
+            x[:, slot] = 0
         self.put(arrays)
 
     def clear(self, slot: int) -> None:
@@ -155,8 +159,8 @@ class RowCaches:
         arrays = self.take()
         for x in (*arrays.keys, *arrays.values):
             x[slot] = 0
-        arrays.states[:, slot] = 0
-        arrays.conv[:, slot] = 0
+        for x in _recurrent(arrays):
+            x[:, slot] = 0
         self.put(arrays)
 
     def copy_row(self, slot: int, source: "RowCaches", source_slot: int) -> None:
@@ -168,10 +172,15 @@ class RowCaches:
         for mine, theirs in ((arrays.keys, source.arrays.keys), (arrays.values, source.arrays.values)):
             for x, y in zip(mine, theirs, strict=True):
                 x[slot, :, :width] = y[source_slot, :, :width]
-        arrays.states[:, slot] = source.arrays.states[:, source_slot]
-        arrays.conv[:, slot] = source.arrays.conv[:, source_slot]
+        for x, y in zip(_recurrent(arrays), _recurrent(source.arrays), strict=True):
+            x[:, slot] = y[:, source_slot]
         self.put(arrays)
         self.lengths[slot] = length
+
+
+def _recurrent(arrays: CacheArrays) -> list[mx.array]:
+    """Recurrent states and convolution windows, slots on the second axis; none of a drafter's."""
+    return [x for x in (arrays.states, arrays.conv) if x.size > 0]
 
 
 def _fit(x: mx.array, capacity: int) -> mx.array:

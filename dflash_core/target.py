@@ -71,7 +71,7 @@ class Target:
         self.vocab_size = vocab_size
         self.max_context = max_context
         self._projection = projection
-        self._feature_size = feature_size
+        self._feature_size = feature_size or 1  # without taps: one number that nobody reads
         self._verifies: dict[tuple[Variant, str], Callable[..., Any]] = {}
         self._prefills: dict[Variant, Callable[..., Any]] = {}
 
@@ -141,7 +141,9 @@ class Target:
         if run is None:
             run = mx.compile(self._make_verify(block.sampling.variant, accept))
             self._verifies[block.sampling.variant, accept] = run
-        tokens = mx.concatenate([block.anchors[:, None], drafts], axis=1)
+        tokens = block.anchors[:, None]
+        if drafts.shape[1] > 0:  # MLX's CUDA backend cannot take an empty array
+            tokens = mx.concatenate([tokens, drafts], axis=1)
         lengths, budgets = mx.array(caches.lengths), mx.array(block.budgets)
         arrays = caches.take()
         packed, features, *rest = run(

@@ -296,9 +296,12 @@ class _Stream:
             self._tapped.append(self.x)
 
     def features(self) -> mx.array:
-        """Tapped streams in ascending layer order, side by side: [B, T, F]; F is 0 without taps."""
+        """Tapped streams in ascending layer order, side by side: [B, T, F].
+
+        Without taps F is 1 and means nothing: MLX's CUDA backend cannot take an empty array.
+        """
         if not self._tapped:
-            return self.x[..., :0]
+            return self.x[..., :1]
         return mx.concatenate(self._tapped, axis=-1)
 
 
