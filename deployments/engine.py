@@ -8,19 +8,13 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from deployments.generation import ModelCard, SamplingDefaults
+from deployments.pairing import resolve_pair
 from deployments.settings import Settings
 from dflash_core import blas
-from dflash_core.checkpoints import (
-    DrafterSpec,
-    read_drafter_spec,
-    read_target_spec,
-    resolve_drafter,
-    resolve_target,
-)
+from dflash_core.checkpoints import DrafterSpec, read_drafter_spec, read_target_spec
 from dflash_core.request import WindowId
 from dflash_core.text.tokenizer import Tokenizer
 
@@ -82,7 +76,7 @@ class LocalEngine:
         from dflash_core.width import AutoWidth, FixedWidth
         from dflash_core.window import Window, WindowPolicy
 
-        target_path, drafter_path = _paths(settings)
+        target_path, drafter_path = resolve_pair(settings.target, settings.drafter)
         target, spec = build_target(target_path, drafter_path)
         exchange = None
         if drafter_path is not None and link is not None:
@@ -115,7 +109,7 @@ class LocalEngine:
         from deployments.warm import warm_drafter
         from dflash_core.loading import build_drafter
 
-        target_path, drafter_path = _paths(settings)
+        target_path, drafter_path = resolve_pair(settings.target, settings.drafter)
         if drafter_path is None:
             raise ValueError("the settings name no drafter")
         drafter, spec = build_drafter(target_path, drafter_path)
@@ -126,7 +120,7 @@ class LocalEngine:
 
     def open_router(self, settings: Settings) -> RouterParts:
         """Read tokenizer and configs."""
-        target_path, drafter_path = _paths(settings)
+        target_path, drafter_path = resolve_pair(settings.target, settings.drafter)
         spec = read_target_spec(target_path)
         block_size = read_drafter_spec(drafter_path, spec).block_size if drafter_path is not None else 1
         file = target_path / "generation_config.json"
@@ -158,9 +152,3 @@ def _open_exchange(
         settings.draft_timeout_s,
         settings.feature_bytes or default_limit(),
     )
-
-
-def _paths(settings: Settings) -> tuple[Path, Path | None]:
-    """Directories of target and drafter, downloaded if the settings name hub ids."""
-    drafter = resolve_drafter(settings.drafter) if settings.drafter is not None else None
-    return resolve_target(settings.target), drafter

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from deployments.generation import SamplingDefaults
+from deployments.pairing import resolve_pair
 from deployments.settings import EMBEDDED
 from dflash_core import blas
-from dflash_core.checkpoints import resolve_drafter, resolve_target
 from dflash_core.errors import InvalidRequest, RowFailed
 from dflash_core.request import RowId, RowRequest, Sampling, WindowId
 from dflash_core.text import TextStream, Tokenizer
@@ -91,8 +91,7 @@ class Summary:
 def generate(options: GenerateOptions, out: TextIO) -> Summary:
     """Write the answer to ``out`` as it comes. Raises DFlashError."""
     blas.prepare()
-    target_path = resolve_target(options.target)
-    drafter_path = None if options.drafter is None else resolve_drafter(options.drafter)
+    target_path, drafter_path = resolve_pair(options.target, options.drafter)
     tokenizer = Tokenizer.load(target_path)
     prompt_ids = _prompt_ids(options, tokenizer)
     if not prompt_ids:
