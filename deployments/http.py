@@ -12,7 +12,7 @@ from deployments import telemetry
 from deployments.generation import Backend, ModelCard
 from deployments.openai.answer import CHAT, COMPLETION, Dialect
 from deployments.openai.docs import FAILURES, document_bodies
-from deployments.openai.errors import MethodNotAllowed, RouteNotFound
+from deployments.openai.errors import BodyTimeout, MethodNotAllowed, RouteNotFound
 from deployments.openai.fields import ignored_fields
 from deployments.openai.limits import Limits
 from deployments.openai.middleware import (
@@ -29,6 +29,7 @@ from deployments.openai.schema import ChatRequest, CompletionRequest, Generation
 from dflash_core.errors import DFlashError
 
 OPEN_PATHS = ("/health",)
+_MAX_SHOWN = 100  # characters of a path in a message
 
 
 def create_app(
@@ -37,8 +38,12 @@ def create_app(
     limits: Limits | None = None,
     api_keys: tuple[str, ...] = (),
     open_paths: tuple[str, ...] = OPEN_PATHS,
+    returns_request_id: bool = True,
 ) -> FastAPI:
-    """Build the application over a backend. Without ``api_keys`` everybody may come in."""
+    """Build the application over a backend. Without ``api_keys`` everybody may come in.
+
+    ``returns_request_id`` is false behind a proxy that returns the id itself, or clients would see two.
+    """
     limits = limits or Limits()
     app = FastAPI(title="DFlash Serve", version=_version(), redirect_slashes=False)
     _add_generation(app, backend, limits)
@@ -50,17 +55,20 @@ def create_app(
     app.add_middleware(BodyLimit, max_bytes=limits.max_body_bytes)
     if api_keys:
         app.add_middleware(BearerAuth, api_keys=api_keys, open_paths=open_paths)
-    app.add_middleware(RequestContext)
+    app.add_middleware(RequestContext, returns_id=returns_request_id)
     return app
 
 
 def _add_generation(app: FastAPI, backend: Backend, limits: Limits) -> None:
-    # Tokenising a book takes seconds: off the event loop, and in order.
-    tokenising = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenise")
+    # Tokenising a book takes seconds: off the event loop, in order, and with no short prompt behind it.
+    short = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenise-short")
+    long = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenise-long")
 
     async def respond(request: Request, schema: type[GenerationRequest], dialect: Dialect) -> Response:
         check_content_type(request.headers.get("content-type"))
-        parsed = parse_body(await request.body(), schema)
+        body = await _read_body(request, limits.body_timeout_s)
+        tokenising = short if len(body) < limits.long_body_bytes else long
+        parsed = parse_body(body, schema)
         ignored = ignored_fields(parsed.extra)
         generation = await asyncio.get_running_loop().run_in_executor(
             tokenising, prepare, parsed, backend, limits, request_id_of(request.scope)
@@ -77,6 +85,14 @@ def _add_generation(app: FastAPI, backend: Backend, limits: Limits) -> None:
     async def completions(request: Request) -> Response:
         """Continue a prompt, whole or as server-sent events."""
         return await respond(request, CompletionRequest, COMPLETION)
+
+
+async def _read_body(request: Request, timeout_s: float) -> bytes:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await request.body()
+    except TimeoutError:
+        raise BodyTimeout(f"The body did not arrive within {timeout_s:g} seconds.") from None
 
 
 def _add_models(app: FastAPI, backend: Backend) -> None:
@@ -137,7 +153,9 @@ def _add_failures(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def frameworks(request: Request, error: HTTPException) -> Response:
-        path = f"{request.method} {request.url.path}"
+        shown = request.url.path
+        shown = shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "..."
+        path = f"{request.method} {shown}"
         translated: DFlashError
         match error.status_code:
             case 404:

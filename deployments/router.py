@@ -110,7 +110,9 @@ class RouterReplica:
 
         settings = self._settings
         limits = Limits(max_body_bytes=settings.max_body_bytes, request_timeout_s=settings.request_timeout_s)
-        return create_app(self, limits=limits, api_keys=_read_keys(self._settings))
+        keys = _read_keys(self._settings)
+        # Serve's proxy returns the request id.
+        return create_app(self, limits=limits, api_keys=keys, returns_request_id=False)
 
     @property
     def model_card(self) -> ModelCard:

@@ -39,6 +39,12 @@ class PayloadTooLarge(DFlashError):
     kind = "payload_too_large"
 
 
+class BodyTimeout(DFlashError):
+    """The body did not arrive in time."""
+
+    kind = "request_timeout"
+
+
 class ErrorDetail(TypedDict):
     """The object that OpenAI's clients read."""
 
@@ -75,6 +81,7 @@ _ROWS: Mapping[str, tuple[int, str]] = {
     "not_found": (404, _INVALID),
     "method_not_allowed": (405, _INVALID),
     "deadline_exceeded": (408, "timeout_error"),  # as Ray's proxy says it; SDKs retry both 408 and 504
+    "request_timeout": (408, "timeout_error"),
     "payload_too_large": (413, _INVALID),
     "queue_full": (429, "rate_limit_error"),
     "row_failed": (500, _SERVER),
@@ -115,4 +122,6 @@ def _headers(error: DFlashError, status: int) -> dict[str, str]:
         return {"retry-after": str(max(1, math.ceil(seconds)))}
     if isinstance(error, InvalidApiKey):
         return {"www-authenticate": "Bearer"}
+    if isinstance(error, BodyTimeout):
+        return {"connection": "close"}  # what is still to come of the body is no next request
     return {}

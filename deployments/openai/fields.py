@@ -1,5 +1,6 @@
 """Fields that are not in the schema: accepted silently, refused by name, or reported as ignored."""
 
+import json
 from collections.abc import Mapping
 from urllib.parse import quote
 
@@ -83,5 +84,5 @@ def _refuse_unless_neutral(name: str, value: object) -> None:
         return
     message = f"'{name}' is not supported by this server with this value; leave it out"
     if neutral:
-        message += f" or send {neutral[0]!r}"
+        message += f" or send {json.dumps(neutral[0])}"
     raise InvalidRequest(f"{message}.", param=name, code="unsupported_parameter")

@@ -41,8 +41,9 @@ def failure_response(error: Exception, scope: Scope) -> Response:
 class RequestContext:
     """Outermost: gives the request an id, returns it, and is where the last exceptions end."""
 
-    def __init__(self, app: ASGIApp):
+    def __init__(self, app: ASGIApp, returns_id: bool = True):
         self._app = app
+        self._returns_id = returns_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -57,7 +58,8 @@ class RequestContext:
             nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                if self._returns_id:
+                    MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
         try:

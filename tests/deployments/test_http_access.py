@@ -6,6 +6,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from deployments.http import create_app
 from dflash_core.events import RoundReport, RowProgress
 from dflash_core.request import RowId, WindowId
 from tests.deployments.http_stub import StubBackend, chat, serving
@@ -72,6 +73,12 @@ def test_a_request_id_is_cleaned_and_returned(served, client: httpx2.Client, ask
         response = client.post(CHAT, json=chat(stream=is_stream), headers=headers)
         assert response.headers.get_list("x-request-id") == [given]
         assert served[0].last.request_id == given
+
+
+async def test_behind_a_proxy_that_returns_the_id_it_is_not_returned_twice():
+    transport = httpx2.ASGITransport(create_app(StubBackend(), returns_request_id=False))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
+        assert "x-request-id" not in (await client.get("/health", headers={"x-request-id": "a"})).headers
 
 
 def test_a_request_without_id_gets_one_of_its_own(client: httpx2.Client):

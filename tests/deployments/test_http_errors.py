@@ -1,7 +1,11 @@
 """What clients send wrong, and what they get: a status, a field and a code, never more."""
 
 import socket
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import httpx2
 import pytest
@@ -9,7 +13,16 @@ from starlette.types import Message
 
 from deployments.http import create_app
 from deployments.openai.limits import Limits
-from tests.deployments.http_stub import CONTEXT, StubBackend, chat, failing, serving, two_rounds
+from dflash_core.text.tokenizer import Tokenizer
+from tests.deployments.http_stub import (
+    CONTEXT,
+    StubBackend,
+    chat,
+    failing,
+    serving,
+    tokenizer,
+    two_rounds,
+)
 
 MAX_BODY = 200_000
 
@@ -230,6 +243,62 @@ def test_a_body_just_within_the_limit_is_read(client: httpx2.Client):
     assert client.post(CHAT, content=padded, headers=headers).status_code == 200
     too_much = client.post(CHAT, content=padded + b" ", headers=headers)
     assert (too_much.status_code, too_much.json()["error"]["code"]) == (413, "payload_too_large")
+
+
+def test_a_body_that_never_ends_is_given_up():
+    with serving(StubBackend(), limits=Limits(body_timeout_s=0.1)) as url:
+        address = httpx2.URL(url)
+        with socket.create_connection((address.host, address.port), timeout=5) as raw:
+            raw.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n"
+            )
+            answer = b"".join(iter(lambda: raw.recv(4096), b""))  # to the end of the connection
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b'"code":"request_timeout"' in answer
+
+
+class _HeldAtBooks:
+    """The tokenizer, which stops at long chats until it is let go."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(tokenizer(), name)
+
+    def apply_chat(self, messages: Sequence[Mapping[str, object]], **options: Any) -> list[int]:
+        if len(str(messages)) > 100_000:
+            assert self.gate.wait(20)
+        return tokenizer().apply_chat(messages, **options)
+
+
+def test_a_short_prompt_does_not_wait_for_a_book():
+    backend, held = StubBackend(), _HeldAtBooks()
+    backend.tokenizer = cast(Tokenizer, held)
+    with (
+        serving(backend) as url,
+        httpx2.Client(base_url=url, timeout=10) as client,
+        ThreadPoolExecutor(1) as reader,
+    ):
+        book = reader.submit(httpx2.post, url + CHAT, json=said("word " * 30_000), timeout=30)
+        try:
+            time.sleep(0.2)  # the book is being read
+            assert client.post(CHAT, json=chat()).status_code == 200
+            assert not book.done()
+        finally:
+            held.gate.set()
+        assert book.result().status_code == 400
+
+
+def test_a_long_path_is_not_repeated_whole(client: httpx2.Client):
+    message = client.get("/" + "a" * 5000).json()["error"]["message"]
+    assert len(message) < 200
+
+
+def test_a_refusal_names_the_neutral_value_as_json(client: httpx2.Client):
+    error = client.post(CHAT, json=chat(logprobs=True)).json()["error"]
+    assert error["message"].endswith("send false.")
 
 
 @pytest.mark.parametrize(
