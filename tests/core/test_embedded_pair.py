@@ -3,7 +3,6 @@
 from functools import cache
 
 import mlx.core as mx
-import pytest
 from mlx_lm.generate import generate_step
 
 from dflash_core.checkpoints import load_target
@@ -75,15 +74,25 @@ def test_one_by_one_equals_mlx_lm_token_for_token() -> None:
         assert tokens_of(reports)[request.row_id] == by_mlx_lm()[request.row_id]
 
 
-@pytest.mark.parametrize("accept", ["per_row", "clamp"])
-def test_a_window_of_four_equals_mlx_lm_token_for_token(accept: str) -> None:
-    with opened(lane(), *requests(), width=16, max_rows=4, accept=accept) as window:
+def test_a_window_of_four_equals_mlx_lm_token_for_token() -> None:
+    with opened(lane(), *requests(), width=16, max_rows=4) as window:
         reports = finish(window)
     assert tokens_of(reports) == by_mlx_lm()
     assert max(report.live_rows for report in reports) == 4
     rounds = [p for request in requests() for p in progress_of(reports, request.row_id)]
     assert sum(p.accepted for p in rounds) > 0
-    assert len(rounds) < sum(map(len, by_mlx_lm().values())) / (3 if accept == "per_row" else 1)
+    assert len(rounds) < sum(map(len, by_mlx_lm().values())) / 3
+
+
+def test_a_clamped_window_loses_drafts_but_no_token() -> None:
+    some = requests()[:4]
+    accepted: dict[str, int] = {}
+    for accept in ("clamp", "per_row"):
+        with opened(lane(), *some, width=16, accept=accept) as window:
+            reports = finish(window)
+        assert tokens_of(reports) == {r.row_id: by_mlx_lm()[r.row_id] for r in some}
+        accepted[accept] = sum(p.accepted for report in reports for p in report.rows)
+    assert 0 < accepted["clamp"] < accepted["per_row"]
 
 
 def test_company_costs_no_row_its_drafts() -> None:

@@ -132,11 +132,23 @@ def test_features_are_the_stream_after_the_tapped_layer_before_the_final_norm() 
         assert min(gap for layer, gap in enumerate(gaps) if layer != tap) > 1e-2
 
 
-def test_a_target_without_taps_has_features_of_no_width() -> None:
+def test_a_target_without_taps_plays_with_features_that_nobody_reads() -> None:
     loaded, _ = load("float32")
-    network = TargetNetwork(loaded.model.language_model, ())
-    _, features, *_ = network.verify(mx.array([[1, 2]]), lengths(0), make_caches(loaded).arrays)
-    assert features.shape == (1, 2, 0)
+    target = Target(
+        TargetNetwork(loaded.model.language_model, ()),
+        cache_shape=target_cache_shape(loaded.spec, loaded.dtype),
+        vocab_size=loaded.spec.vocab_size,
+        max_context=loaded.spec.max_context,
+    )
+    verdict = target.prefill(
+        target.new_caches(1, 1),
+        np.array([[1, 2]], dtype=np.int32),
+        np.array([2], dtype=np.int32),
+        pack([None], target.vocab_size),
+    )
+    assert verdict.features.shape == (1, 2, target.feature_size)
+    assert np.isfinite(np.array(verdict.features)).all()
+    assert verdict.read().chosen.tolist() == [[int(mx.argmax(loaded.model(mx.array([[1, 2]]))[0, -1]))]]
 
 
 def prefill_together(target: Target, prompts: Sequence[tuple[int, ...]], chunk: int) -> tuple[RowCaches, Any]:

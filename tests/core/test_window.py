@@ -363,7 +363,7 @@ def test_what_cannot_be_played_is_refused_whole() -> None:
 
 def test_running_rows_play_a_round_in_every_step_while_prompts_are_read() -> None:
     running = row("running", prompt(1, 4), 48)
-    long = [row(f"long{i}", prompt(10 + i, 150), 4) for i in range(3)]
+    long = [row(f"long{i}", prompt(10 + i, 150), 2) for i in range(3)]
     drafter = scripted(tiny_lane(), [running, *long], 1)
     with opened(tiny_lane(), running, drafter=drafter, prefill_rows=2, prefill_chunk=32) as window:
         reports = [window.step()]
@@ -398,7 +398,7 @@ def test_waiting_rows_are_reported_until_they_play() -> None:
 
 
 def test_prompts_are_read_beside_each_other_in_chunks_of_any_width() -> None:
-    requests = [row(f"r{n}", prompt(n, n), 5) for n in (1, 15, 16, 17, 64, 65, 130)]
+    requests = [row(f"r{n}", prompt(n, n), 3) for n in (1, 15, 16, 17, 64, 65, 130)]
     for chunk in (16, 64, 256):
         with opened(tiny_lane(), *requests, prefill_rows=8, prefill_chunk=chunk) as window:
             assert tokens_of(finish(window)) == spoken(requests)
