@@ -59,7 +59,9 @@ class Tokenizer:
         request's field in errors.
         """
         backend = self._backend if parse_special else self._ordinary
-        return backend.encode(_valid_unicode(text, param), add_special_tokens=False).ids
+        # Not ``encode``: that one holds the interpreter's lock, and a long text would stop every thread.
+        (encoding,) = backend.encode_batch_fast([_valid_unicode(text, param)], add_special_tokens=False)
+        return encoding.ids
 
     def apply_chat(
         self,

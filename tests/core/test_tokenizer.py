@@ -279,6 +279,25 @@ def test_a_hundred_kilobytes_without_a_border_encode_in_time(unit: str):
     assert TOKENIZER.decode(ids) == f"user\n{text}\nassistant\n"
 
 
+def test_a_long_text_does_not_stop_other_threads():
+    text, is_done, pauses = "hello world " * 100_000, threading.Event(), [0.0]
+
+    def watch() -> None:
+        last = time.perf_counter()
+        while not is_done.wait(0.001):
+            last, before = time.perf_counter(), last
+            pauses.append(last - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    began = time.perf_counter()
+    TOKENIZER.encode(text)
+    took = time.perf_counter() - began
+    is_done.set()
+    watcher.join()
+    assert max(pauses) < took / 2
+
+
 def test_one_tokenizer_may_be_used_from_several_threads():
     expected = [TOKENIZER.apply_chat(chat) for chat in CHATS]
     wrong: list[object] = []
