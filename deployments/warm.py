@@ -32,20 +32,22 @@ def row_buckets(max_rows: int) -> list[int]:
 
 
 def warm_target(target: Target, max_rows: int, width: int) -> None:
-    """Verify at each row bucket: blocks of each width and classic rounds, greedy and sampled."""
+    """Verify at few and many rows: every width greedily, the widest and classic with each way to sample."""
     began = time.perf_counter()
     for wide in sorted({*(w for w in WIDTHS if w < width), width}):
-        for temperature in (0.0, 1.0):
-            for rows in sorted({1, min(2, max_rows), max_rows}):
-                _play_briefly(target, rows, wide, temperature)
+        for rows in sorted({1, min(2, max_rows), max_rows}):
+            _play_briefly(target, rows, wide, Sampling())
+    for sampling in (Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.9)):
+        for wide in sorted({1, width}):
+            for rows in sorted({1, max_rows}):
+                _play_briefly(target, rows, wide, sampling)
     logger.info("target warmed in %.1f s", time.perf_counter() - began)
 
 
-def _play_briefly(target: Target, rows: int, width: int, temperature: float) -> None:
+def _play_briefly(target: Target, rows: int, width: int, sampling: Sampling) -> None:
     """Let ``rows`` rows join as they do in service, through every smaller bucket, and play one round."""
     window = Window(WINDOW, target, _Guess(), WindowPolicy(width=FixedWidth(width), max_rows=rows))
     for row in range(rows):
-        sampling = Sampling(temperature=temperature, seed=row)
         window.admit(RowRequest(RowId(str(row)), tuple(range(PROMPT_TOKENS)), 16 * width, sampling))
     while window.has_work and window.num_live < rows:
         window.step()
