@@ -9,10 +9,15 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from deployments.cluster import start_node
+from tests.deployments.fake_engine import RoundLog
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,6 +71,20 @@ def ray_cluster() -> Iterator[int]:
             serve.shutdown()
             ray.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def round_log(tmp_path_factory: pytest.TempPathFactory) -> RoundLog:
+    """Rounds of ``fake_app``."""
+    return RoundLog(tmp_path_factory.mktemp("rounds"))
+
+
+@pytest.fixture(scope="session")
+def fake_app(ray_cluster: int, round_log: RoundLog) -> "DeploymentHandle":
+    """The scripted engine on Ray, started once. Modules that use it stand behind those with other models."""
+    from tests.deployments.ray_client import deploy
+
+    return deploy(log=round_log)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ context is whole; it drafts the right tokens if so, and raises if not.
 
 import asyncio
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable
@@ -59,11 +60,47 @@ class FakeRow:
         return len(self.request.tokens) + len(self.tokens)
 
 
+@dataclass(frozen=True)
+class RoundLog:
+    """Rounds of a target replica, in a folder that the test reads; the test sets their pace there."""
+
+    folder: Path
+
+    def add(self, began: float, budgets: list[int]) -> None:
+        """Rows are told apart by the budgets that they came with."""
+        with (self.folder / "rounds").open("a") as file:
+            file.write(json.dumps([began, budgets]) + "\n")
+
+    def rounds(self) -> list[tuple[float, list[int]]]:
+        """When each round began, and who was in it."""
+        file = self.folder / "rounds"
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        return [tuple(json.loads(line)) for line in lines if line.endswith("\n")]
+
+    def set_pace(self, round_s: float) -> None:
+        """Let rounds take so long from the next one on."""
+        fresh = self.folder / "pace.new"
+        fresh.write_text(str(round_s))
+        fresh.replace(self.folder / "pace")
+
+    def round_s(self, default: float) -> float:
+        file = self.folder / "pace"
+        return float(file.read_text()) if file.exists() else default
+
+
 class FakeWindow:
     """Plays rows by script; drafts, if a drafter is there, widen a round to BLOCK tokens."""
 
-    def __init__(self, window_id: WindowId, drafter: Drafter | None, max_rows: int, round_s: float):
+    def __init__(
+        self,
+        window_id: WindowId,
+        drafter: Drafter | None,
+        max_rows: int,
+        round_s: float,
+        log: "RoundLog | None" = None,
+    ):
         self._id = window_id
+        self._log = log
         self._drafter = drafter
         self._max_rows = max_rows
         self._round_s = round_s
@@ -90,6 +127,9 @@ class FakeWindow:
         started = time.perf_counter()
         drafts = self._draft(live)
         drafted_at = time.perf_counter()
+        if self._log is not None:
+            self._log.add(time.monotonic(), [row.request.max_tokens for row in live])
+            self._round_s = self._log.round_s(self._round_s)
         time.sleep(self._round_s)
         self._rounds += 1
         progress = tuple(self._commit(row, drafts[slot]) for slot, row in enumerate(live))
@@ -188,6 +228,7 @@ class FakeEngine:
     """``deployments.engine.Engine`` over the script."""
 
     round_s: float = 0.02
+    log: RoundLog | None = None
 
     def open_target(
         self, settings: Settings, link: DrafterLink | None, loop: asyncio.AbstractEventLoop
@@ -196,7 +237,7 @@ class FakeEngine:
         if link is not None:
             transport = Transport(settings.transport, settings.ref_threshold_bytes)
             exchange = RemoteDrafter(link, loop, transport, "fake", BLOCK, settings.draft_timeout_s)
-        return TargetParts(fake_lane(settings, exchange, self.round_s), exchange)
+        return TargetParts(fake_lane(settings, exchange, self.round_s, self.log), exchange)
 
     def open_drafter(self, settings: Settings) -> Sessions:
         return Sessions(FakeDrafter(), "fake", settings.session_ttl_s)
@@ -206,9 +247,11 @@ class FakeEngine:
         return RouterParts(card, Tokenizer.load(PAIR / "target"))
 
 
-def fake_lane(settings: Settings, drafter: RemoteDrafter | None, round_s: float) -> Lane:
+def fake_lane(
+    settings: Settings, drafter: RemoteDrafter | None, round_s: float, log: RoundLog | None
+) -> Lane:
     def open_window(window_id: WindowId) -> FakeWindow:
-        return FakeWindow(window_id, drafter, settings.max_rows, round_s)
+        return FakeWindow(window_id, drafter, settings.max_rows, round_s, log)
 
     take: Callable = drafter.transport.take_traffic if drafter is not None else lambda: None
     return Lane(open_window, settings.max_windows, take)

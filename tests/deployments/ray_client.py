@@ -11,13 +11,22 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.app import APP_NAME
+from deployments.app import APP_NAME, assemble
 from deployments.generation import Ended, Event, Generation, GenerationId, Started, TextTokens
 from deployments.inbox import NAMESPACE
+from deployments.settings import Settings
 from dflash_core.request import Sampling
-from tests.deployments.fake_engine import script
+from tests.deployments.fake_engine import FakeEngine, RoundLog, script
 
+SETTINGS = Settings(
+    request_timeout_s=30.0, window_max_age_s=4.0, max_rows=4, max_queue=2, draft_timeout_s=0.5
+)
 _numbers = itertools.count()
+
+
+def deploy(settings: Settings = SETTINGS, log: RoundLog | None = None) -> DeploymentHandle:
+    """Serve the scripted engine; every replica is a new one."""
+    return serve.run(assemble(settings, FakeEngine(log=log)), name=APP_NAME, route_prefix="/")
 
 
 def generation(

@@ -5,16 +5,17 @@ from typing import Any, cast
 
 import pytest
 from ray import serve
+from ray.serve.handle import DeploymentHandle
 
 from deployments import app
-from deployments.app import APP_NAME, assemble
+from deployments.app import APP_NAME
 from deployments.exchange.handle import HandleLink
 from deployments.exchange.remote import RemoteDrafter
 from deployments.exchange.transport import Transport
 from deployments.settings import Place, Settings
 from deployments.settings import Transport as Mode
 from dflash_core.request import RowId, RowRequest, WindowId
-from tests.deployments.fake_engine import BLOCK, FakeEngine, FakeWindow, Probe, script
+from tests.deployments.fake_engine import BLOCK, FakeWindow, Probe, script
 from tests.deployments.ray_client import call, num_stored_bytes, wait_until
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
@@ -24,9 +25,8 @@ SERVES_OWN_BYTES = 20_000  # Serve keeps small objects of its own; one round's f
 EXPECTED_CALLS = {"ref": {"ref"}, "value": {"value"}, "auto": {"ref", "value"}}
 
 
-@pytest.fixture(scope="module")
-def link(ray_cluster: int) -> HandleLink:
-    serve.run(assemble(Settings(), FakeEngine()), name=APP_NAME, route_prefix="/")
+@pytest.fixture
+def link(fake_app: DeploymentHandle) -> HandleLink:
     return HandleLink(serve.get_deployment_handle("Drafter", APP_NAME))
 
 
