@@ -4,12 +4,15 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import Any, cast
 
+import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.types import ASGIApp
 
+from deployments import __version__
 from deployments.desk import Desk
 from deployments.engine import Engine
 from deployments.generation import Event, Generation, ModelCard
@@ -131,16 +134,24 @@ class RouterReplica:
                 yield event
 
     async def health(self) -> Mapping[str, object]:
-        """``ok`` once a target answers."""
-        stats = await self._target_stats()
-        traffic = self._desk.traffic
+        """``ok`` once a target answers; what is served, how busy it is, and on what it runs."""
+        target = await self._target_stats()
+        facts = target.pop("facts") if target is not None else {}
+        card = self.model_card
         return {
-            "status": "loading" if stats is None else "ok",
-            "waiting": self._desk.num_waiting,
-            "running": self._desk.num_running,
+            "status": "loading" if target is None else "ok",
+            "model": card.names[0],
+            "drafter": card.drafter,
+            "drafter_state": target["drafter"] if target is not None else None,
             "windows": self._desk.num_windows,
-            "target": stats,
-            "exchange": {"calls": traffic.calls, "bytes": traffic.bytes, "failures": traffic.failures},
+            "running": self._desk.num_running,
+            "waiting": self._desk.num_waiting,
+            "width": facts.get("width"),
+            "device": facts.get("device"),
+            "processor": facts.get("processor"),
+            "versions": {"dflash-serve": __version__, "mlx": facts.get("mlx"), "ray": ray.__version__},
+            "target": target,
+            "exchange": asdict(self._desk.traffic),
         }
 
     async def snapshot(self) -> Sequence[Snapshot]:

@@ -82,12 +82,16 @@ class TargetReplica:
         return self._parts is not None and self._parts.lane.step()
 
     def _count(self) -> dict[str, Any]:
-        exchange = self._parts.exchange if self._parts is not None else None
+        playing, parts = self._playing, self._parts
+        exchange = parts.exchange if parts is not None else None
         return {
             "lane": self._name,
-            "windows": self._playing.num_windows,
-            "rows": self._playing.num_rows,
+            "windows": playing.num_windows,
+            "rows": playing.num_rows,
+            "drafter": exchange.state if exchange is not None else "none",
             "exchange_refs": exchange.num_refs if exchange is not None else 0,
+            "feature_bytes": exchange.retention.num_bytes if exchange is not None else 0,
+            "facts": dict(parts.facts) if parts is not None else {},
         }
 
     async def _read_mail(self, opening: Opening, inbox: Mailbox) -> None:
