@@ -118,12 +118,12 @@ def assert_accounts(reports: Sequence[RoundReport], accept: str) -> None:
             seen.add(p.row_id)
             assert 0 <= p.accepted <= p.walked <= p.drafted < max(1, report.width)
             in_round = len(p.tokens) - is_first
-            if p.finish is None and not (is_first and in_round == 0):
-                assert in_round == p.accepted + 1
-                if accept == "per_row":
-                    assert p.accepted == p.walked
-            else:
+            if p.finish == "stop":  # cut at a draft, at the bonus, or at the prompt's own token
                 assert in_round in (p.accepted, p.accepted + 1)
+            elif not (is_first and in_round == 0):  # its first round is still to come, or was not needed
+                assert in_round == p.accepted + 1
+            if p.finish is None and accept == "per_row":
+                assert p.accepted == p.walked
 
 
 def test_every_accept_is_committed_and_counted() -> None:
