@@ -1,5 +1,6 @@
 """What a round costs, by slots and width: measured at start, drafting and exchange included."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ class RoundCosts:
             return exact
         # The nearest measured pair in tokens, scaled by half the ratio: a round has a fixed part.
         size = slots * width
-        pair = min(self.table, key=lambda p: (abs(p[0] * p[1] - size), abs(p[1] - width)))
+        pair = min(self.table, key=lambda p: (abs(math.log(p[0] * p[1] / size)), abs(p[1] - width)))
         ratio = size / (pair[0] * pair[1])
         return self.table[pair] * (0.5 + 0.5 * ratio)
 

@@ -1,0 +1,108 @@
+"""Widths from measured costs and running acceptance."""
+
+import pytest
+
+from dflash_core.acceptance import Acceptance
+from dflash_core.costs import RoundCosts, measure
+from dflash_core.events import FinishReason, RoundReport, RowProgress
+from dflash_core.request import RowId, WindowId
+from dflash_core.width import WIDTHS, AutoWidth, FixedWidth
+
+FLAT = RoundCosts({(1, width): 1.0 for width in WIDTHS[:5]})  # a wide block costs no more than a token
+LINEAR = RoundCosts({(1, width): float(width) for width in WIDTHS[:5]})  # a block costs what its tokens cost
+
+
+def report(width: int, walked: int, *, row: str = "a", finish: FinishReason | None = None) -> RoundReport:
+    progress = RowProgress(RowId(row), (1,) * (walked + 1), width - 1, walked, walked, finish)
+    return RoundReport(WindowId("w"), 1, width, (progress,), live_rows=1, prefilling_rows=0)
+
+
+def test_where_width_is_free_the_widest_block_wins() -> None:
+    assert AutoWidth(FLAT, Acceptance(16)).choose([RowId("a")], 16) == 16
+
+
+def test_where_every_token_costs_as_much_classic_wins_over_bad_drafts() -> None:
+    width = AutoWidth(LINEAR, Acceptance(16))
+    for _ in range(20):
+        width.observe(report(16, 0))
+    assert width.choose([RowId("a")], 16) == 1
+
+
+def test_the_width_never_exceeds_what_has_a_use() -> None:
+    assert AutoWidth(FLAT, Acceptance(16)).choose([RowId("a")], 4) == 4
+    assert FixedWidth(16).choose([RowId("a")], 4) == 4
+
+
+def test_a_row_that_walks_far_gets_a_wider_block_than_one_that_does_not() -> None:
+    costs = RoundCosts({(1, w): 1.0 + 0.25 * w for w in WIDTHS[:5]})
+    acceptance = Acceptance(16)
+    width = AutoWidth(costs, acceptance)
+    for _ in range(6):
+        width.observe(report(16, 15, row="good"))
+        width.observe(report(16, 0, row="bad"))
+    assert width.choose([RowId("good")], 16) > width.choose([RowId("bad")], 16)
+
+
+def test_classic_rounds_are_interrupted_by_trials_inside_the_budget() -> None:
+    acceptance = Acceptance(16)
+    for _ in range(30):
+        acceptance.observe(report(16, 0))
+    width = AutoWidth(LINEAR, acceptance, trial_budget=0.03)
+    chosen: list[int] = []
+    for _ in range(2000):
+        chosen.append(width.choose([RowId("a")], 16))
+        width.observe(report(chosen[-1], 0))
+    trials = [w for w in chosen if w > 1]
+    assert trials, "drafts are never tried again"
+    assert sum(w - 1 for w in trials) <= 0.03 * chosen.count(1) + max(trials)
+
+
+def test_a_round_says_nothing_about_places_behind_its_block() -> None:
+    acceptance = Acceptance(16)
+    before = acceptance.expected([RowId("a")], 16) - acceptance.expected([RowId("a")], 2)
+    for _ in range(10):
+        acceptance.observe(report(2, 1))  # width 2, its only draft walked
+    after = acceptance.expected([RowId("a")], 16) - acceptance.expected([RowId("a")], 2)
+    assert after > before  # the first place became likelier, the others kept their estimates
+
+
+def test_a_row_that_ends_shows_no_mismatch_behind_its_stop_token() -> None:
+    ended, cut = Acceptance(16), Acceptance(16)
+    for _ in range(50):
+        ended.observe(report(16, 3, row="x", finish="stop"))
+        cut.observe(report(16, 3, row="y"))
+    assert ended.expected([RowId("new")], 8) > cut.expected([RowId("new")], 8)
+
+
+def test_a_row_that_left_is_forgotten() -> None:
+    acceptance = Acceptance(16)
+    for _ in range(5):
+        acceptance.observe(report(16, 0))
+    pessimistic = acceptance.expected([RowId("a")], 16)
+    acceptance.forget(RowId("a"))
+    assert acceptance.expected([RowId("a")], 16) > pessimistic
+
+
+def test_costs_between_measured_pairs_lie_near_their_neighbours() -> None:
+    costs = RoundCosts({(1, 1): 1.0, (4, 16): 4.0})
+    assert costs.seconds(4, 16) == 4.0
+    assert costs.seconds(3, 16) == 4.0  # three rows play in four slots
+    assert 2.0 < costs.seconds(4, 8) < 4.0
+
+
+def test_costs_survive_their_json() -> None:
+    assert RoundCosts.from_json(FLAT.as_json()) == FLAT
+    with pytest.raises(ValueError, match="empty"):
+        RoundCosts.from_json({})
+
+
+def test_measuring_stops_at_its_budget_and_keeps_what_it_has() -> None:
+    played: list[tuple[int, int]] = []
+
+    def open_round(slots: int, width: int):
+        return lambda: played.append((slots, width))
+
+    costs = measure(open_round, [1, 2, 4], [1, 4], budget_s=0.0)
+    assert set(costs.table) == {(1, 4)}
+    full = measure(open_round, [1, 2], [1, 4], budget_s=60.0)
+    assert set(full.table) == {(1, 1), (1, 4), (2, 1), (2, 4)}
