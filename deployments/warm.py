@@ -11,12 +11,13 @@ from deployments.exchange.remote import RemoteDrafter
 from deployments.exchange.sessions import Sessions
 from deployments.measuring import Circumstances, width_costs
 from deployments.settings import Settings
+from dflash_core.calibration import GivenWidth
 from dflash_core.checkpoints import DrafterSpec
 from dflash_core.costs import RoundCosts
 from dflash_core.protocols import Drafts, FeatureBlock
 from dflash_core.request import RowId, RowRequest, Sampling, WindowId
 from dflash_core.target import Target
-from dflash_core.width import WIDTHS, FixedWidth
+from dflash_core.width import WIDTHS
 from dflash_core.window import Window, WindowPolicy
 
 logger = logging.getLogger("dflash.warm")
@@ -31,27 +32,28 @@ def row_buckets(max_rows: int) -> list[int]:
     return [1 << power for power in range((max_rows - 1).bit_length() + 1)]
 
 
-def warm_target(target: Target, max_rows: int, width: int) -> None:
-    """Verify at few and many rows: every width greedily, the widest and classic with each way to sample."""
+def warm_target(target: Target, max_rows: int, widest: int) -> None:
+    """Verify at each row bucket: every width greedily, the widest and classic with each way to sample."""
     began = time.perf_counter()
-    for wide in sorted({*(w for w in WIDTHS if w < width), width}):
-        for rows in sorted({1, min(2, max_rows), max_rows}):
-            _play_briefly(target, rows, wide, Sampling())
+    _play_through(target, max_rows, sorted({*(w for w in WIDTHS if w < widest), widest}), Sampling())
     for sampling in (Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.9)):
-        for wide in sorted({1, width}):
-            for rows in sorted({1, max_rows}):
-                _play_briefly(target, rows, wide, sampling)
+        _play_through(target, max_rows, sorted({1, widest}), sampling)
     logger.info("target warmed in %.1f s", time.perf_counter() - began)
 
 
-def _play_briefly(target: Target, rows: int, width: int, sampling: Sampling) -> None:
-    """Let ``rows`` rows join as they do in service, through every smaller bucket, and play one round."""
-    window = Window(WINDOW, target, _Guess(), WindowPolicy(width=FixedWidth(width), max_rows=rows))
-    for row in range(rows):
-        window.admit(RowRequest(RowId(str(row)), tuple(range(PROMPT_TOKENS)), 16 * width, sampling))
-    while window.has_work and window.num_live < rows:
-        window.step()
-    window.step()
+def _play_through(target: Target, max_rows: int, widths: list[int], sampling: Sampling) -> None:
+    """Let rows join as they do in service, up to each bucket, and play a round of each width there."""
+    given = GivenWidth()
+    window = Window(WINDOW, target, _Guess(), WindowPolicy(width=given, max_rows=max_rows))
+    budget = min(max(64, 16 * max(widths)), target.max_context - PROMPT_TOKENS)
+    for rows in (min(bucket, max_rows) for bucket in row_buckets(max_rows)):
+        given.width = 1
+        for row in range(window.num_rows, rows):
+            window.admit(RowRequest(RowId(str(row)), tuple(range(PROMPT_TOKENS)), budget, sampling))
+        while window.has_work and window.num_live < rows:
+            window.step()
+        for given.width in widths:
+            window.step()
     window.close()
 
 

@@ -15,20 +15,21 @@ _WINDOW = WindowId("calibration")
 _PROMPT_TOKENS = 16
 
 
-class _GivenWidth:
-    """A width that is set from outside before each round."""
+class GivenWidth:
+    """A width that is set from outside before each round: to measure shapes, or to warm them."""
 
     def __init__(self) -> None:
         self.width = 1
 
     def choose(self, row_ids: Sequence[RowId | None], widest: int) -> int:
+        """The width that was set."""
         return min(self.width, widest)
 
     def observe(self, report: RoundReport) -> None:
-        pass
+        """Nothing to learn."""
 
     def forget(self, row_id: RowId) -> None:
-        pass
+        """Nothing to forget."""
 
 
 def measure_costs(target: Target, drafter: Drafter, *, max_rows: int, budget_s: float) -> RoundCosts:
@@ -39,7 +40,7 @@ def measure_costs(target: Target, drafter: Drafter, *, max_rows: int, budget_s: 
     """
     buckets = [1 << i for i in range(bucket_rows(max_rows).bit_length())]
     widths = [width for width in WIDTHS if width <= drafter.block_size]
-    policy_width = _GivenWidth()
+    policy_width = GivenWidth()
     windows: dict[int, Window] = {}
 
     def open_round(slots: int, width: int) -> PlayRound:
@@ -58,7 +59,7 @@ def measure_costs(target: Target, drafter: Drafter, *, max_rows: int, budget_s: 
             window.close()
 
 
-def _window_of(target: Target, drafter: Drafter, width: _GivenWidth, num_rows: int) -> Window:
+def _window_of(target: Target, drafter: Drafter, width: GivenWidth, num_rows: int) -> Window:
     window = Window(_WINDOW, target, drafter, WindowPolicy(width=width, max_rows=num_rows))
     budget = min(2048, target.max_context - _PROMPT_TOKENS)
     for i in range(num_rows):

@@ -1,0 +1,49 @@
+"""What a target plays before it is ready: every shape that a service meets, as few rounds as that takes."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from deployments.warm import warm_target
+from dflash_core.target import Target
+from tests.core.engine_fixtures import eager, tiny_lane
+
+Shapes = list[tuple[int, int, str]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _eager() -> Iterator[None]:
+    with eager():
+        yield
+
+
+@pytest.fixture
+def verified(monkeypatch: pytest.MonkeyPatch) -> Shapes:
+    """Slots, width and way to sample of each verify."""
+    shapes: Shapes = []
+    verify = Target.verify
+
+    def noted(self, caches, block, drafts, accept):
+        shapes.append((len(block.budgets), drafts.shape[1] + 1, block.sampling.variant))
+        return verify(self, caches, block, drafts, accept)
+
+    monkeypatch.setattr(Target, "verify", noted)
+    return shapes
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 4])
+def test_every_width_is_played_at_every_row_bucket(verified: Shapes, max_rows: int) -> None:
+    warm_target(tiny_lane().target, max_rows, 8)
+    buckets = [rows for rows in (1, 2, 4) if rows < 2 * max_rows]
+    wanted = {(rows, width, "greedy") for rows in buckets for width in (1, 2, 4, 8)}
+    ways = ("sampled", "truncated")
+    wanted |= {(rows, width, way) for rows in buckets for width in (1, 8) for way in ways}
+    assert set(verified) == wanted
+    assert len(verified) < 3 * len(wanted)
+
+
+def test_a_target_without_drafts_is_warmed_up_to_its_last_row(
+    verified: Shapes,
+) -> None:
+    warm_target(tiny_lane().target, 4, 1)
+    assert {shape[:2] for shape in verified} == {(1, 1), (2, 1), (4, 1)}
