@@ -133,8 +133,8 @@ def _open_window(target_path: Path, drafter_path: Path | None, options: Generate
         return Window(WINDOW, target, NoDrafter(), policy)
     drafter, drafter_spec = build_drafter(target_path, drafter_path)
     if options.width is None:
-        measured = Circumstances(spec.fingerprint, drafter_spec.fingerprint, max_rows=1, budget_s=MEASURING_S)
-        costs = width_costs(target, drafter, measured, options.cache_dir)
+        here = Circumstances(spec.fingerprint, drafter_spec.fingerprint, max_rows=1)
+        costs = width_costs(target, drafter, here, options.cache_dir, budget_s=MEASURING_S)
         width = AutoWidth(costs, Acceptance(drafter.block_size))
     else:
         width = FixedWidth(options.width)

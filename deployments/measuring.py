@@ -1,6 +1,7 @@
 """What rounds cost here, by width: measured once per machine, models and versions, then read from disk.
 
-The server's target and ``dflash-serve generate`` both ask here.
+What one start has no time for, the next ones measure. The server's target and ``dflash-serve generate``
+both ask here.
 """
 
 import hashlib
@@ -28,7 +29,6 @@ class Circumstances:
     target: str  # fingerprint
     drafter: str  # fingerprint, empty without a drafter
     max_rows: int
-    budget_s: float  # a longer measurement sees more pairs
     transport: str = "none"  # between target and drafter; none: one process
     threads: int | None = None  # of the BLAS, where the settings give them
 
@@ -50,19 +50,20 @@ def width_costs(
     drafter: Drafter,
     circumstances: Circumstances,
     cache_dir: Path | None,
+    *,
+    budget_s: float,
     is_sound: Callable[[], bool] = lambda: True,
 ) -> RoundCosts:
-    """Costs measured before under the same circumstances, else measured now and kept. On the MLX thread.
+    """Costs kept from earlier starts under the same circumstances; what they lack is measured, and kept.
 
-    ``cache_dir`` None keeps nothing, nor is a measurement kept that is not sound. A file that cannot be
-    read or written only costs the measurement.
+    On the MLX thread; takes about ``budget_s`` at most. ``cache_dir`` None keeps nothing, nor is a
+    measurement kept that is not sound. A file that cannot be read or written only costs the measurement.
     """
     file = None if cache_dir is None else cache_dir / f"costs-{circumstances.key}.json"
     kept = _read(file) if file is not None else None
-    if kept is not None:
-        return kept
-    costs = measure_costs(target, drafter, max_rows=circumstances.max_rows, budget_s=circumstances.budget_s)
-    if file is not None and is_sound():
+    rows = circumstances.max_rows
+    costs = measure_costs(target, drafter, max_rows=rows, budget_s=budget_s, known=kept)
+    if file is not None and costs != kept and is_sound():
         _write(file, costs)
     return costs
 

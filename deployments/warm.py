@@ -98,14 +98,21 @@ def measured_costs(
             target_fingerprint,
             drafter.fingerprint,
             settings.max_rows,
-            settings.calibration_s,
             settings.transport,
             settings.blas_threads,
         )
-        costs = width_costs(target, drafter, circumstances, settings.cache_dir, has_drafted)
+        costs = width_costs(
+            target,
+            drafter,
+            circumstances,
+            settings.cache_dir,
+            budget_s=settings.calibration_s,
+            is_sound=has_drafted,
+        )
         return costs if has_drafted() else None
     finally:
         drafter.timeout_s = patience
+        drafter.transport.take_traffic()  # no request's
 
 
 class _Guess:

@@ -32,11 +32,13 @@ class GivenWidth:
         """Nothing to forget."""
 
 
-def measure_costs(target: Target, drafter: Drafter, *, max_rows: int, budget_s: float) -> RoundCosts:
+def measure_costs(
+    target: Target, drafter: Drafter, *, max_rows: int, budget_s: float, known: RoundCosts | None = None
+) -> RoundCosts:
     """Time rounds at every row bucket up to ``max_rows`` and every width of the drafter's block.
 
     On the MLX thread. Stops after ``budget_s`` seconds, compilation included; what is missing then is
-    interpolated. Few rows and wide blocks come first.
+    interpolated. Few rows and wide blocks come first; what is ``known`` is not timed again.
     """
     buckets = [1 << i for i in range(bucket_rows(max_rows).bit_length())]
     widths = [width for width in WIDTHS if width <= drafter.block_size]
@@ -53,7 +55,7 @@ def measure_costs(target: Target, drafter: Drafter, *, max_rows: int, budget_s: 
         return lambda: _play(windows[slots])
 
     try:
-        return measure(open_round, buckets, widths, budget_s=budget_s)
+        return measure(open_round, buckets, widths, budget_s=budget_s, known=known)
     finally:
         for window in windows.values():
             window.close()

@@ -52,16 +52,21 @@ def measure(
     *,
     budget_s: float,
     repeat: int = 5,
+    known: RoundCosts | None = None,
 ) -> RoundCosts:
     """Time rounds of each pair, widest first; pairs beyond ``budget_s`` are left to interpolation.
+
+    Pairs ``known`` from an earlier measurement are not timed again.
 
     ``open_round(slots, width)`` returns a function that plays one such round to its end. The first
     call of each is not counted: it compiles.
     """
     began = time.perf_counter()
-    table: dict[tuple[int, int], float] = {}
+    table: dict[tuple[int, int], float] = dict(known.table) if known is not None else {}
     for slots in row_buckets:
         for width in sorted(widths, reverse=True):
+            if (slots, width) in table:
+                continue
             if table and time.perf_counter() - began > budget_s:
                 return RoundCosts(table)
             play = open_round(slots, width)

@@ -106,3 +106,7 @@ def test_measuring_stops_at_its_budget_and_keeps_what_it_has() -> None:
     assert set(costs.table) == {(1, 4)}
     full = measure(open_round, [1, 2], [1, 4], budget_s=60.0)
     assert set(full.table) == {(1, 1), (1, 4), (2, 1), (2, 4)}
+    played.clear()
+    more = measure(open_round, [1, 2, 4], [1, 4], budget_s=60.0, known=full)
+    assert set(played) == {(4, 1), (4, 4)}  # what is known is not timed again
+    assert full.table.items() <= more.table.items()

@@ -56,8 +56,15 @@ def test_answer_is_the_same_when_the_width_is_chosen_per_round(speculated):
 def test_costs_of_widths_are_measured_once(tmp_path, monkeypatch):
     first = play(width=None, cache_dir=tmp_path, max_tokens=8)
     assert [file.name.startswith("costs-") for file in tmp_path.iterdir()] == [True]
-    monkeypatch.setattr(measuring, "measure_costs", lambda *_, **__: pytest.fail("measured again"))
+    known = []
+
+    def measure_nothing(*_, **options):
+        known.append(options["known"])
+        return options["known"]
+
+    monkeypatch.setattr(measuring, "measure_costs", measure_nothing)
     assert play(width=None, cache_dir=tmp_path, max_tokens=8)[0] == first[0]
+    assert (1, 16) in known[0].table
 
 
 def test_stop_string_ends_the_answer_and_is_not_part_of_it(speculated):
