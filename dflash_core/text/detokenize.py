@@ -13,6 +13,7 @@ from typing import Protocol
 
 from dflash_core.text.tokenizer import Tokenizer
 
+_MOST_UNFINISHED = 3  # bytes of a character that lacks its last
 _MAX_HELD_IDS = 16  # no character has more bytes; beyond it the ids are garbage and are not waited for
 
 
@@ -66,21 +67,27 @@ class _WindowDetokenizer:
     def add(self, ids: Sequence[int]) -> str:
         skipped = self._tokenizer.special_ids if self._skip_special else ()
         self._held += (i for i in ids if i not in skipped)
-        text = self._held_text()
-        if text.endswith("\ufffd") and len(self._held) <= _MAX_HELD_IDS:
+        # One unfinished character spoils its whole run of byte tokens, so the last few may have to wait.
+        for num_waiting in range(min(_MOST_UNFINISHED, len(self._held)) + 1):
+            text = self._text_of(len(self._held) - num_waiting)
+            if not text.endswith("\ufffd"):
+                return self._hand_out(text, len(self._held) - num_waiting)
+        if len(self._held) <= _MAX_HELD_IDS:
             return ""
-        if text:
-            self._context, self._held = self._held, []
-        return text
+        return self._hand_out(self._text_of(len(self._held)), len(self._held))
 
     def finish(self) -> str:
-        text = self._held_text()
-        self._context, self._held = self._held, []
+        return self._hand_out(self._text_of(len(self._held)), len(self._held))
+
+    def _hand_out(self, text: str, num_ids: int) -> str:
+        if text:
+            self._context, self._held = self._held[:num_ids], self._held[num_ids:]
         return text
 
-    def _held_text(self) -> str:
+    def _text_of(self, num_ids: int) -> str:
+        """The text that the first held ids add to what is out."""
         before = self._decode(self._context)
-        return self._decode(self._context + self._held)[len(before) :]
+        return self._decode(self._context + self._held[:num_ids])[len(before) :]
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special=self._skip_special)

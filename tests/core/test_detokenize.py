@@ -118,3 +118,10 @@ def test_a_sentencepiece_row_of_broken_bytes_is_not_held_back_for_ever(sentencep
     pieces = stream(sentencepiece, [[i] for i in broken])
     assert "".join(pieces) == "\ufffd" * 100
     assert any(pieces[:20])
+
+
+def test_a_cut_character_does_not_spoil_the_run_of_bytes_before_it(sentencepiece: Tokenizer):
+    text = "aa本本本本🦜"
+    ids = sentencepiece.encode(text)
+    for size in range(1, len(ids)):
+        assert "".join(stream(sentencepiece, [ids[:size], ids[size:]])) == text
