@@ -15,7 +15,7 @@ from deployments.app import APP_NAME, build
 from deployments.settings import Settings
 from tests.deployments.ray_client import call, kill_replica, wait_until
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]
 
 QUESTIONS = (
     "What is the capital of France?",
