@@ -83,12 +83,15 @@ def test_company_changes_no_token(widths: tuple[int, ...], accept: str) -> None:
 
 
 def test_a_join_changes_no_token() -> None:
-    drafter = scripted(tiny_lane(), MIXED, 3)
+    """The last one joins an idle slot of a window of four, in which nothing else changes."""
+    drafter = scripted(tiny_lane(), MIXED, 0)
     with opened(tiny_lane(), GREEDY, drafter=drafter) as window:
         reports = []
         for request in (SAMPLED, TRUNCATED, HOT):
             reports += [window.step(), window.step()]
             window.admit(request)
+        reports.append(window.step())
+        assert window.num_live == 4
         reports += finish(window)
     assert tokens_of(reports) == expected(MIXED)
 
