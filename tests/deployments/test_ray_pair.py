@@ -93,7 +93,7 @@ def alone(base_url: str) -> Answers:
 def test_two_concurrent_requests_share_a_window_and_get_the_tokens_of_sequential_ones(base_url: str) -> None:
     async def work(client: AsyncOpenAI) -> None:
         def two() -> list[Coroutine[Any, Any, tuple[int, ...]]]:  # long enough to meet
-            return [ask(client, question, 150, ignore_eos=True) for question in QUESTIONS[:2]]
+            return [ask(client, question, 80, ignore_eos=True) for question in QUESTIONS[:2]]
 
         sequential = [await answer for answer in two()]
         assert metric(base_url, "dflash_window_rows_max") == 1
@@ -106,12 +106,12 @@ def test_two_concurrent_requests_share_a_window_and_get_the_tokens_of_sequential
 def test_sixteen_concurrent_chats_of_mixed_lengths_get_the_tokens_of_sequential_ones(base_url: str) -> None:
     def chat(client: AsyncOpenAI, number: int) -> Coroutine[Any, Any, tuple[int, ...]]:
         history: list[Any] = []
-        for turn in range(number % 6):  # prompts of some 20 to some 400 tokens
+        for turn in range(number % 5):  # prompts of some 20 to some 200 tokens
             question = QUESTIONS[(number + turn) % len(QUESTIONS)]
-            history.append({"role": "user", "content": question * (1 + turn)})
+            history.append({"role": "user", "content": question})
             history.append({"role": "assistant", "content": "I do not know. " * turn + "Sorry."})
         question = QUESTIONS[number % len(QUESTIONS)]
-        return ask(client, question, 24 + 4 * number, ignore_eos=number % 2 == 0, history=history)
+        return ask(client, question, 20 + 2 * number, ignore_eos=number % 2 == 0, history=history)
 
     async def work(client: AsyncOpenAI) -> None:
         sequential = [await chat(client, number) for number in range(16)]

@@ -100,8 +100,9 @@ def test_a_third_window_is_refused_by_a_full_replica(fake_app: DeploymentHandle)
     answers = [next(c) for c in calls]
     for c in calls:
         c.cancel()
-    assert sum(isinstance(answer, Opened) for answer in answers) in (1, 2)  # the router's own may be open
-    assert isinstance(answers[-1], Refused)
+    num_opened = sum(isinstance(answer, Opened) for answer in answers)  # in whatever order they arrived
+    assert num_opened in (1, 2)  # the router's own may be open
+    assert sum(isinstance(answer, Refused) for answer in answers) == 3 - num_opened
     wait_until(lambda: call("Target", "stats")["windows"] <= 1, 5)
 
 
