@@ -268,4 +268,5 @@ class Probe:
             "own_loop": constants.RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP,
             "grpc_limit": constants.RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH,
             "blas": os.environ["OPENBLAS_NUM_THREADS"],
+            "niceness": os.getpriority(os.PRIO_PROCESS, 0),
         }

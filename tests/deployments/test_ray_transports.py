@@ -1,6 +1,7 @@
 """The exchange over a real drafter replica: by reference, by value and by size give the same drafts."""
 
 import asyncio
+import os
 from typing import Any, cast
 
 import pytest
@@ -64,4 +65,10 @@ def test_levers_reach_the_processes_that_they_are_for(ray_cluster: int) -> None:
     probe = serve.deployment(name="Probe", **options)(Probe).bind()
     facts = cast(Any, serve.run(probe, name="probe", route_prefix=None)).facts.remote().result()
     serve.delete("probe")
-    assert facts == {"own_thread": False, "own_loop": False, "grpc_limit": app.GRPC_LIMIT_BYTES, "blas": "3"}
+    assert facts == {
+        "own_thread": False,
+        "own_loop": False,
+        "grpc_limit": app.GRPC_LIMIT_BYTES,
+        "blas": "3",
+        "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+    }
