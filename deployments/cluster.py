@@ -64,8 +64,8 @@ def joined_cluster(address: str, say: Callable[[str], None]) -> Iterator[None]:
             ray.shutdown()
 
 
-def start_node(say: Callable[[str], None], **options: Any) -> None:
-    """``ray.init`` of a node of our own, tried twice: a first start on a cold, busy machine may be late.
+def start_node(say: Callable[[str], None], *, attempts: int = 2, **options: Any) -> None:
+    """``ray.init`` of a node of our own, tried again if it is late: Ray's limit is short on a busy machine.
 
     Ray would run its workers at niceness 15, behind whatever else the machine does; ours serve people.
     Raises Unavailable with one line.
@@ -73,21 +73,18 @@ def start_node(say: Callable[[str], None], **options: Any) -> None:
     import ray
 
     options["_system_config"] = {"worker_niceness": 0}
-    try:
-        ray.init(**options)
-        return
-    except Exception as error:
-        _end_processes(error)
-        if not _is_late(error):
-            raise Unavailable(f"Ray did not start: {_first_line(error)}") from error
-        say("Ray's node was not up in time; trying once more")
-    try:
-        ray.init(**options)
-    except Exception as error:
-        _end_processes(error)
-        raise Unavailable(
-            f"Ray did not start: {_first_line(error)} Is this machine very busy, or short of memory?"
-        ) from error
+    for attempt in range(1, attempts + 1):
+        try:
+            ray.init(**options)
+            return
+        except Exception as error:
+            _end_processes(error)
+            if not _is_late(error):
+                raise Unavailable(f"Ray did not start: {_first_line(error)}") from error
+            if attempt == attempts:
+                advice = "Is this machine very busy, or short of memory?"
+                raise Unavailable(f"Ray did not start: {_first_line(error)} {advice}") from error
+            say("Ray's node was not up in time; trying once more")
 
 
 @contextmanager

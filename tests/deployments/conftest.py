@@ -55,6 +55,7 @@ def ray_cluster() -> Iterator[int]:
             patch.setenv(name, value)
         start_node(
             print,
+            attempts=3,
             num_cpus=8,  # logical: the tests scale up
             include_dashboard=False,
             _temp_dir=folder,
