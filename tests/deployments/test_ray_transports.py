@@ -22,6 +22,7 @@ from tests.deployments.ray_client import call, num_stored_bytes, wait_until
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
 
 PROMPT = tuple(range(1500))  # 375 KiB of features
+ROUNDS = 80  # enough to merge what they commit
 SERVES_OWN_BYTES = 20_000  # Serve keeps small objects of its own; one round's features are more
 EXPECTED_CALLS = {"ref": {"ref"}, "value": {"value"}, "auto": {"ref", "value"}}
 
@@ -40,12 +41,12 @@ def test_transports_differ_in_nothing_but_the_way(
     before = num_stored_bytes()
     for name in ("a", "b"):
         window.admit(RowRequest(RowId(name), PROMPT, 2000))
-    reports = [window.step() for _ in range(200)]
+    reports = [window.step() for _ in range(ROUNDS)]
 
     # Every draft is right, so every context is whole and in order.
     assert all(row.accepted == BLOCK - 1 for report in reports for row in report.rows)
     emitted = [t for report in reports for row in report.rows if row.row_id == "a" for t in row.tokens]
-    assert emitted == [script(PROMPT, len(PROMPT) + i) for i in range(200 * BLOCK)]
+    assert emitted == [script(PROMPT, len(PROMPT) + i) for i in range(ROUNDS * BLOCK)]
     traffic = drafter.transport.take_traffic()
     assert set(traffic.calls) == EXPECTED_CALLS[mode]
     assert traffic.failures == 0
