@@ -11,6 +11,7 @@ macOS has Accelerate and Metal: there is nothing to prepare.
 import ctypes
 import functools
 import logging
+import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from dataclasses import dataclass
 LIBRARY = "libopenblas.so.0"
 PACKAGE = "libopenblas0-pthread"  # Debian's and Ubuntu's name
 COMPILER = "g++"
+# An idle OpenBLAS thread spins for 2^26 cycles, giving its core back call by call, before it sleeps: on a
+# machine with few cores it takes them from MLX's own thread and from other replicas. It reads the variable
+# when it is loaded and has no call for it. A product here takes about 2^18 cycles.
+_SPIN_VARIABLE, _SPIN_CYCLES_LOG2 = "OPENBLAS_THREAD_TIMEOUT", "16"
 
 _logger = logging.getLogger(__name__)
 
@@ -63,6 +68,7 @@ def prepare() -> BlasReport:
 
 def _load_library() -> str | None:
     """Load the library with global symbols; return the loader's error, or None."""
+    os.environ.setdefault(_SPIN_VARIABLE, _SPIN_CYCLES_LOG2)
     try:
         ctypes.CDLL(LIBRARY, ctypes.RTLD_GLOBAL)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -85,3 +86,14 @@ def test_macos_needs_nothing(prepare: Prepare, monkeypatch: pytest.MonkeyPatch):
 
 def test_preparing_twice_does_the_work_once():
     assert blas.prepare() is blas.prepare()
+
+
+def test_idle_blas_threads_soon_sleep_unless_told_otherwise(
+    prepare: Prepare, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("OPENBLAS_THREAD_TIMEOUT", raising=False)
+    prepare()
+    assert os.environ["OPENBLAS_THREAD_TIMEOUT"] == "16"
+    monkeypatch.setenv("OPENBLAS_THREAD_TIMEOUT", "26")
+    prepare()
+    assert os.environ["OPENBLAS_THREAD_TIMEOUT"] == "26"
