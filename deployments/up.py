@@ -34,6 +34,7 @@ def up(settings: Settings) -> None:
         print(ready_line(settings), flush=True)
         stop.wait()
         _say("stopping: waiting for running requests (again to stop at once)")
+        _drain(settings.request_timeout_s)
 
 
 def ready_line(settings: Settings) -> str:
@@ -98,7 +99,7 @@ def _serve(settings: Settings) -> Iterator[None]:
 
 @contextmanager
 def _application(settings: Settings, stop: threading.Event) -> Iterator[None]:
-    """Run our application; on the way out drain it and delete it, and nothing else."""
+    """Run our application; on the way out delete it, and nothing else."""
     from ray import serve
 
     from deployments.app import APP_NAME, build
@@ -115,6 +116,13 @@ def _application(settings: Settings, stop: threading.Event) -> Iterator[None]:
     finally:
         with hushed():
             serve.delete(APP_NAME)
+
+
+def _drain(timeout_s: float) -> None:
+    from deployments.app import APP_NAME
+    from deployments.draining import drain
+
+    drain(APP_NAME, timeout_s)
 
 
 @contextmanager
