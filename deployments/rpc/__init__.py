@@ -1,0 +1,1 @@
+"""gRPC: our own contract (``dflash``, generated from ``protos``), and how its calls become ``Generation``s."""
