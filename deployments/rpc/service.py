@@ -1,0 +1,90 @@
+"""``dflash.v1.DFlashService`` over a ``Backend``. Every method ends well: failures are set on the context."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from ray.serve.grpc_util import RayServegRPCContext
+
+from deployments.generation import Backend, Generation
+from deployments.openai.errors import PayloadTooLarge
+from deployments.openai.limits import Limits
+from deployments.preparing import Preparer
+from deployments.rpc import facts
+from deployments.rpc.access import Access
+from deployments.rpc.answers import Answer
+from deployments.rpc.dflash.v1 import dflash_pb2 as pb
+from deployments.rpc.requests import in_our_words, parse
+from deployments.rpc.status import ClosingStatus, request_id_of, set_failure
+from dflash_core.errors import InvalidRequest
+
+
+class DFlashService:
+    """The methods of the contract, with this project's names for them."""
+
+    def __init__(self, backend: Backend, limits: Limits, access: Access):
+        self._backend = backend
+        self._limits = limits
+        self._access = access
+        self._preparer = Preparer(backend, limits)
+
+    async def generate(
+        self, request: pb.GenerateRequest, context: RayServegRPCContext
+    ) -> AsyncGenerator[pb.GenerateResponse | ClosingStatus, None]:
+        """Answer as the tokens come; a failure is the stream's status, before or after its first message."""
+        try:
+            generation = await self._admit(request.spec, request.ByteSize(), context)
+            answer = Answer(generation)
+            async with aclosing(self._backend.generate(generation)) as events:
+                async for event in events:
+                    yield answer.message(event)
+        except Exception as error:
+            set_failure(context, error)
+            yield ClosingStatus()
+
+    async def generate_once(
+        self, request: pb.GenerateOnceRequest, context: RayServegRPCContext
+    ) -> pb.GenerateOnceResponse:
+        """Answer in one message: the stream, collected."""
+        try:
+            generation = await self._admit(request.spec, request.ByteSize(), context)
+            answer = Answer(generation)
+            async with aclosing(self._backend.generate(generation)) as events:
+                async for event in events:
+                    answer.add(event)
+            return answer.whole
+        except Exception as error:
+            set_failure(context, error)
+            return pb.GenerateOnceResponse()
+
+    async def list_models(self, context: RayServegRPCContext) -> pb.ListModelsResponse:
+        """Tell what is served."""
+        try:
+            self._access.check(context)
+            return facts.models(self._backend.model_card, self._backend.tokenizer.vocab_size)
+        except Exception as error:
+            set_failure(context, error)
+            return pb.ListModelsResponse()
+
+    async def get_stats(self, context: RayServegRPCContext) -> pb.GetStatsResponse:
+        """Tell how it goes."""
+        try:
+            self._access.check(context)
+            health, snapshots = await self._backend.health(), await self._backend.snapshot()
+            return facts.stats(self._backend.model_card, health, snapshots)
+        except Exception as error:
+            set_failure(context, error)
+            return pb.GetStatsResponse()
+
+    async def _admit(
+        self, spec: pb.GenerationSpec, num_bytes: int, context: RayServegRPCContext
+    ) -> Generation:
+        self._access.check(context)
+        if num_bytes > self._limits.max_body_bytes:
+            raise PayloadTooLarge(
+                f"The request has {num_bytes} bytes; the limit is {self._limits.max_body_bytes}."
+            )
+        request = parse(spec)
+        try:
+            return await self._preparer.prepare(request, num_bytes, request_id_of(context))
+        except InvalidRequest as error:
+            raise in_our_words(error, spec) from None
