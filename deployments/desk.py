@@ -55,6 +55,7 @@ class Desk:
         self._pause_s = 0.0
         self._is_pausing = False
         self._is_closed = False
+        self._is_draining = False
         self._mean_seconds = 2.0  # of recent requests, from admission to end
 
     @property
@@ -92,6 +93,16 @@ class Desk:
             timer.cancel()
             self._leave(ticket, reason)
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused from now on."""
+        return self._is_draining
+
+    def drain(self) -> int:
+        """Take nothing new from now on; the number of requests that are not over."""
+        self._is_draining = True
+        return self.num_waiting + self.num_running
+
     def close(self) -> None:
         """End everything; for a replica that stops."""
         self._is_closed = True
@@ -99,7 +110,7 @@ class Desk:
             window.cancel()
 
     def _enter(self, generation: Generation) -> Ticket:
-        if self._is_closed:
+        if self._is_closed or self._is_draining:
             raise Unavailable("the server is shutting down; try again in a moment")
         text = self._new_text(generation)
         ticket = Ticket(generation, text, self._eos_token_ids, time.monotonic(), self._statistics)

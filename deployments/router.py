@@ -138,12 +138,15 @@ class RouterReplica:
                 yield event
 
     async def health(self) -> Mapping[str, object]:
-        """``ok`` once a target answers; what is served, how busy it is, and on what it runs."""
+        """What is served, how busy it is, and on what it runs.
+
+        The status is ``ok`` once a target answers, ``draining`` from ``drain`` on.
+        """
         target = await self._target_stats()
         facts = target.pop("facts") if target is not None else {}
         card = self.model_card
         return {
-            "status": "loading" if target is None else "ok",
+            "status": self._status(target is not None),
             "model": card.names[0],
             "drafter": card.drafter,
             "drafter_state": target["drafter"] if target is not None else None,
@@ -158,6 +161,10 @@ class RouterReplica:
             "exchange": asdict(self._desk.traffic),
         }
 
+    async def drain(self) -> int:
+        """Refuse new requests with 503 from now on; the number of those that are not over."""
+        return self._desk.drain()
+
     async def snapshot(self) -> Sequence[Snapshot]:
         """Statistics of this router's requests and windows."""
         return [self._statistics.snapshot()]
@@ -166,6 +173,11 @@ class RouterReplica:
         """Serve has drained the replica: close what is open."""
         if hasattr(self, "_desk"):
             self._desk.close()
+
+    def _status(self, has_target: bool) -> str:
+        if self._desk.is_draining:
+            return "draining"
+        return "ok" if has_target else "loading"
 
     async def _target_stats(self) -> dict[str, Any] | None:
         call = self._target.options(method_name="stats", _by_reference=True)

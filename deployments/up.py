@@ -36,6 +36,7 @@ def up(settings: Settings) -> None:
         print(ready_line(settings), flush=True)
         stop.wait()
         _say("stopping: waiting for running requests (again to stop at once)")
+        _drain(settings.request_timeout_s)
 
 
 def ready_line(settings: Settings) -> str:
@@ -121,7 +122,7 @@ def _check_grpc(client: "ServeControllerClient", settings: Settings) -> None:
 
 @contextmanager
 def _application(settings: Settings, stop: threading.Event) -> Iterator[None]:
-    """Run our application; on the way out drain it and delete it, and nothing else."""
+    """Run our application; on the way out delete it, and nothing else."""
     from ray import serve
 
     from deployments.app import APP_NAME, build
@@ -138,6 +139,13 @@ def _application(settings: Settings, stop: threading.Event) -> Iterator[None]:
     finally:
         with hushed():
             serve.delete(APP_NAME)
+
+
+def _drain(timeout_s: float) -> None:
+    from deployments.app import APP_NAME
+    from deployments.draining import drain
+
+    drain(APP_NAME, timeout_s)
 
 
 @contextmanager
