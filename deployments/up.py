@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from deployments.cluster import hushed, joined_cluster, own_cluster
 from deployments.engine import LocalEngine
@@ -21,6 +21,7 @@ from dflash_core.errors import CheckpointError, DFlashError, Unavailable
 if TYPE_CHECKING:
     from ray.serve._private.client import ServeControllerClient
     from ray.serve._private.common import ReplicaState
+    from ray.serve.config import gRPCOptions
 
 PROGRESS_PERIOD_S = 0.5
 
@@ -108,7 +109,7 @@ def _check_grpc(client: "ServeControllerClient", settings: Settings) -> None:
     """Say so where the Serve that runs already does not serve our gRPC contract; HTTP works all the same."""
     import ray
 
-    found = ray.get(client._controller.get_grpc_config.remote())
+    found = cast("gRPCOptions", ray.get(client._controller.get_grpc_config.remote()))
     wanted = grpc_options(settings.grpc_port)
     functions: list[str] = wanted["grpc_servicer_functions"]
     if found.port != wanted["port"] or not set(functions) <= set(found.grpc_servicer_functions):
