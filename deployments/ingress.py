@@ -5,7 +5,8 @@ once over all services, but for ``Generate``.
 """
 
 from collections.abc import AsyncGenerator
-from typing import Any
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, cast
 
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ray import serve
@@ -13,14 +14,20 @@ from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
 
 from deployments.engine import Engine
+from deployments.generation import Backend
 from deployments.keys import KeyRing, read_keys
 from deployments.router import RouterReplica
 from deployments.rpc import options
 from deployments.rpc.access import Access
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
+from deployments.rpc.entrance import Entrance
 from deployments.rpc.health import Health
 from deployments.rpc.service import DFlashService
 from deployments.settings import Settings
+from dflash_core.checkpoints import resolve_target
+
+if TYPE_CHECKING:
+    from deployments.rpc.mlx_engine import MlxEngine
 
 HEALTH_PERIOD_S = 1.0
 
@@ -31,17 +38,24 @@ class Ingress(RouterReplica):
     def __init__(self, settings: Settings, engine: Engine, target: DeploymentHandle):
         super().__init__(settings, engine, target)
         access = Access(KeyRing(read_keys(settings.api_keys_file)))
-        self._service = DFlashService(self, self.limits, access)
+        entrance = Entrance(self, self.limits, access)
+        self._service = DFlashService(self, entrance)
+        self._mlx = _mlx_engine(self, entrance, settings) if options.serves_mlx_engine() else None
         self._health = Health(
             self, options.services(), period_s=HEALTH_PERIOD_S, watch_s=settings.window_max_age_s
         )
 
     async def Generate(  # noqa: N802
-        self, request: pb.GenerateRequest, grpc_context: RayServegRPCContext
+        self, request: Any, grpc_context: RayServegRPCContext
     ) -> AsyncGenerator[Any, None]:
-        """``dflash.v1.DFlashService/Generate``."""
-        async for message in self._service.generate(request, grpc_context):
-            yield message
+        """``dflash.v1.DFlashService/Generate`` or ``mlx.grpc.engine.MlxEngine/Generate``, by the request."""
+        if isinstance(request, pb.GenerateRequest) or self._mlx is None:
+            messages = self._service.generate(request, grpc_context)
+        else:
+            messages = self._mlx.generate(request, grpc_context)
+        async with aclosing(messages):
+            async for message in messages:
+                yield message
 
     async def GenerateOnce(  # noqa: N802
         self, request: pb.GenerateOnceRequest, grpc_context: RayServegRPCContext
@@ -73,6 +87,37 @@ class Ingress(RouterReplica):
         """``grpc.health.v1.Health/Watch``."""
         async for message in self._health.watch(request, grpc_context):
             yield message
+
+    # mlx.grpc.engine.MlxEngine: called only where it is registered, and then ``_mlx`` is there.
+
+    async def Abort(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
+        """``mlx.grpc.engine.MlxEngine/Abort``."""
+        return await cast("MlxEngine", self._mlx).abort(request, grpc_context)
+
+    async def HealthCheck(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
+        """``mlx.grpc.engine.MlxEngine/HealthCheck``."""
+        return await cast("MlxEngine", self._mlx).health_check()
+
+    async def GetModelInfo(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
+        """``mlx.grpc.engine.MlxEngine/GetModelInfo``."""
+        return await cast("MlxEngine", self._mlx).model_info(grpc_context)
+
+    async def GetServerInfo(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
+        """``mlx.grpc.engine.MlxEngine/GetServerInfo``."""
+        return await cast("MlxEngine", self._mlx).server_info(grpc_context)
+
+    async def GetTokenizer(  # noqa: N802
+        self, request: Any, grpc_context: RayServegRPCContext
+    ) -> AsyncGenerator[Any, None]:
+        """``mlx.grpc.engine.MlxEngine/GetTokenizer``."""
+        async for message in cast("MlxEngine", self._mlx).tokenizer(grpc_context):
+            yield message
+
+
+def _mlx_engine(backend: Backend, entrance: Entrance, settings: Settings) -> "MlxEngine":
+    from deployments.rpc.mlx_engine import MlxEngine
+
+    return MlxEngine(backend, entrance, lambda: resolve_target(settings.target))
 
 
 RouterIngress = serve.ingress()(Ingress)

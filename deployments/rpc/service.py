@@ -6,26 +6,21 @@ from contextlib import aclosing
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.generation import Backend, Generation
-from deployments.openai.errors import PayloadTooLarge
-from deployments.openai.limits import Limits
-from deployments.preparing import Preparer
 from deployments.rpc import facts
-from deployments.rpc.access import Access
 from deployments.rpc.answers import Answer
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
+from deployments.rpc.entrance import Entrance
 from deployments.rpc.requests import in_our_words, parse
-from deployments.rpc.status import ClosingStatus, request_id_of, set_failure
+from deployments.rpc.status import ClosingStatus, set_failure
 from dflash_core.errors import InvalidRequest
 
 
 class DFlashService:
     """The methods of the contract, with this project's names for them."""
 
-    def __init__(self, backend: Backend, limits: Limits, access: Access):
+    def __init__(self, backend: Backend, entrance: Entrance):
         self._backend = backend
-        self._limits = limits
-        self._access = access
-        self._preparer = Preparer(backend, limits)
+        self._entrance = entrance
 
     async def generate(
         self, request: pb.GenerateRequest, context: RayServegRPCContext
@@ -59,7 +54,7 @@ class DFlashService:
     async def list_models(self, context: RayServegRPCContext) -> pb.ListModelsResponse:
         """Tell what is served."""
         try:
-            self._access.check(context)
+            self._entrance.check(context)
             return facts.models(self._backend.model_card, self._backend.tokenizer.vocab_size)
         except Exception as error:
             set_failure(context, error)
@@ -68,7 +63,7 @@ class DFlashService:
     async def get_stats(self, context: RayServegRPCContext) -> pb.GetStatsResponse:
         """Tell how it goes."""
         try:
-            self._access.check(context)
+            self._entrance.check(context)
             health, snapshots = await self._backend.health(), await self._backend.snapshot()
             return facts.stats(self._backend.model_card, health, snapshots)
         except Exception as error:
@@ -78,13 +73,9 @@ class DFlashService:
     async def _admit(
         self, spec: pb.GenerationSpec, num_bytes: int, context: RayServegRPCContext
     ) -> Generation:
-        self._access.check(context)
-        if num_bytes > self._limits.max_body_bytes:
-            raise PayloadTooLarge(
-                f"The request has {num_bytes} bytes; the limit is {self._limits.max_body_bytes}."
-            )
+        self._entrance.check(context, num_bytes)
         request = parse(spec)
         try:
-            return await self._preparer.prepare(request, num_bytes, request_id_of(context))
+            return await self._entrance.prepare(request, num_bytes, context)
         except InvalidRequest as error:
             raise in_our_words(error, spec) from None

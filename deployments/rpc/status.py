@@ -65,6 +65,13 @@ def set_failure(context: RayServegRPCContext, error: Exception) -> None:
     context.set_trailing_metadata(metadata)
 
 
+def set_aborted(context: RayServegRPCContext) -> None:
+    """The caller asked for the end by another call."""
+    context.set_code(grpc.StatusCode.CANCELLED)
+    context.set_details("aborted")
+    context.set_trailing_metadata([("error-kind", "cancelled")])
+
+
 def _more(error: Exception) -> list[tuple[str, str]]:
     more: list[tuple[str, str]] = []
     if isinstance(error, InvalidRequest) and error.kind in CODES:
