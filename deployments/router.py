@@ -1,6 +1,7 @@
 """The router: the queue, and the windows it keeps open on targets. ``ingress`` puts it on the wire."""
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
@@ -55,13 +56,16 @@ class ServeStage:
 
     def send(self, window_id: WindowId, letter: Letter) -> None:
         """Mail to whichever replica plays the window."""
-        self._watch(self._inbox_of(window_id).put(window_id, letter))
+        inbox = self._inbox_of(window_id)
+        # A context of its own: Ray cancels whatever a cancelled request has called, and so the letter that
+        # takes its row out, or lets the next one in. Letters behind a lost one would wait for ever.
+        self._watch(contextvars.Context().run(inbox.put, window_id, letter))
 
     def forget(self, window_id: WindowId) -> None:
         """End the window's mailbox."""
         inbox = self._inboxes.pop(window_id, None)
         if inbox is not None:
-            self._watch(inbox.close(window_id))
+            self._watch(contextvars.Context().run(inbox.close, window_id))
 
     async def mend(self) -> None:
         """A new inbox, if the one there does not answer."""
