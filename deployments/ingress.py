@@ -8,7 +8,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, cast
 
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2 import (
+    HealthCheckRequest,
+    HealthCheckResponse,
+    HealthListRequest,
+    HealthListResponse,
+)
 from ray import serve
 from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
@@ -80,6 +85,12 @@ class Ingress(RouterReplica):
     ) -> HealthCheckResponse:
         """``grpc.health.v1.Health/Check``."""
         return await self._health.check(request, grpc_context)
+
+    async def List(  # noqa: N802
+        self, request: HealthListRequest, grpc_context: RayServegRPCContext
+    ) -> HealthListResponse:
+        """``grpc.health.v1.Health/List``."""
+        return await self._health.list()
 
     async def Watch(  # noqa: N802
         self, request: HealthCheckRequest, grpc_context: RayServegRPCContext

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Collection
 
 from grpc import StatusCode
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListResponse
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.generation import Backend
@@ -32,6 +32,13 @@ class Health:
             return HealthCheckResponse()
         status, _ = await self._status()
         return HealthCheckResponse(status=status)
+
+    async def list(self) -> HealthListResponse:
+        """Tell the state of all services."""
+        status, _ = await self._status()
+        return HealthListResponse(
+            statuses={service: HealthCheckResponse(status=status) for service in self._services}
+        )
 
     async def watch(
         self, request: HealthCheckRequest, context: RayServegRPCContext

@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
-from google.protobuf.struct_pb2 import Struct
+from pydantic_core import from_json
 
 from deployments.openai.fields import ignored_fields
 from deployments.openai.parse import parse_document
@@ -106,9 +105,13 @@ def _document(spec: pb.GenerationSpec) -> Document:
 def _conversation(chat: pb.Conversation) -> Document:
     document: Document = {"messages": [_message(message) for message in chat.messages]}
     if chat.tools:
-        document["tools"] = [{"type": "function", "function": _function(tool)} for tool in chat.tools]
+        document["tools"] = [
+            {"type": "function", "function": _function(tool, f"tools[{index}]")}
+            for index, tool in enumerate(chat.tools)
+        ]
     if chat.HasField("template_arguments"):
-        document["chat_template_kwargs"] = _plain(chat.template_arguments)
+        path = "chat_template_kwargs"
+        document[path] = _json_object(chat.template_arguments, path)
     return document
 
 
@@ -124,10 +127,10 @@ def _message(message: pb.Message) -> Document:
     return plain
 
 
-def _function(tool: pb.Function) -> Document:
+def _function(tool: pb.Function, path: str) -> Document:
     plain = {"name": tool.name} | _present(tool, ("description",))
     if tool.HasField("parameters"):
-        plain["parameters"] = _plain(tool.parameters)
+        plain["parameters"] = _json_object(tool.parameters, f"{path}.parameters")
     return plain
 
 
@@ -136,14 +139,13 @@ def _present(message: Message, names: Iterable[str]) -> Document:
     return {name: getattr(message, name) for name in names if message.HasField(name)}
 
 
-def _plain(struct: Struct) -> Document:
-    return _whole_numbers(MessageToDict(struct))
-
-
-def _whole_numbers(value: Any) -> Any:
-    """A struct has no integers: 3 comes as 3.0, which a template would print so."""
-    if isinstance(value, dict):
-        return {key: _whole_numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_whole_numbers(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def _json_object(text: str, path: str) -> Document:
+    try:
+        value = from_json(text, allow_inf_nan=False)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequest(
+            f"Invalid '{path}': it should be a JSON object as text.", param=path, code="invalid_value"
+        )
+    return value
