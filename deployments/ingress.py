@@ -20,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.engine import Engine
 from deployments.generation import Backend
-from deployments.keys import KeyRing, read_keys
+from deployments.keys import KeyRing, keys_of
 from deployments.router import RouterReplica
 from deployments.rpc import options
 from deployments.rpc.access import Access
@@ -42,7 +42,7 @@ class Ingress(RouterReplica):
 
     def __init__(self, settings: Settings, engine: Engine, target: DeploymentHandle):
         super().__init__(settings, engine, target)
-        access = Access(KeyRing(read_keys(settings.api_keys_file)))
+        access = Access(KeyRing(keys_of(settings)))
         entrance = Entrance(self, self.limits, access)
         self._service = DFlashService(self, entrance)
         self._mlx = _mlx_engine(self, entrance, settings) if options.serves_mlx_engine() else None

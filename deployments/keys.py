@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from deployments.openai.errors import InvalidApiKey
+from deployments.settings import Settings
 
 
 class KeyRing:
@@ -31,6 +32,11 @@ class KeyRing:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
+
+
+def keys_of(settings: Settings) -> tuple[str, ...]:
+    """Every key that the settings name, in their file or themselves."""
+    return (*(key.get_secret_value() for key in settings.api_keys), *read_keys(settings.api_keys_file))
 
 
 def read_keys(file: Path | None) -> tuple[str, ...]:

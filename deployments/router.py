@@ -17,7 +17,7 @@ from deployments.desk import Desk
 from deployments.engine import Engine
 from deployments.generation import Event, Generation, ModelCard
 from deployments.inbox import RemoteInbox
-from deployments.keys import read_keys
+from deployments.keys import keys_of
 from deployments.messages import Answer, Closed, Letter, Opening, Refused
 from deployments.openai.limits import Limits
 from deployments.settings import Settings
@@ -116,7 +116,7 @@ class RouterReplica:
         from deployments.http import create_app
 
         # Serve's proxy returns the request id.
-        keys = read_keys(self._settings.api_keys_file)
+        keys = keys_of(self._settings)
         return create_app(self, limits=self.limits, api_keys=keys, returns_request_id=False)
 
     @property

@@ -49,7 +49,7 @@ def ready_line(settings: Settings) -> str:
         "stream": True,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
     }
-    key = ' -H "authorization: Bearer $DFLASH_API_KEY"' if settings.api_keys_file is not None else ""
+    key = ' -H "authorization: Bearer $DFLASH_API_KEY"' if settings.has_keys else ""
     curl = (
         f"curl -sN {address}/v1/chat/completions -H 'content-type: application/json'{key} "
         f"-d {shlex.quote(json.dumps(body))}"

@@ -28,7 +28,7 @@ class Access:
         elif not is_loopback(context.peer()):
             raise InvalidApiKey(
                 "This server has no API keys, so only callers of its own machine may use gRPC. "
-                "Set api_keys_file to let others in."
+                "Set api_keys_file or DFLASH_API_KEYS to let others in."
             )
 
 

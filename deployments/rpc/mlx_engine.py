@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ray.serve.grpc_util import RayServegRPCContext
-from smg_grpc_proto.generated import common_pb2, mlx_engine_pb2
 
 from deployments.generation import Backend, Ended, Event, Generation, TextTokens
 from deployments.openai.fields import ignored_fields
@@ -21,12 +20,10 @@ from deployments.openai.parse import parse_document
 from deployments.openai.reader import EventReader
 from deployments.openai.schema import CompletionRequest
 from deployments.rpc.entrance import Entrance
+from deployments.rpc.mlx_messages import common, pb
 from deployments.rpc.status import ClosingStatus, set_aborted, set_failure
 from deployments.rpc.tokenizer_files import archive
 from dflash_core.errors import InvalidRequest
-
-# The modules' types are built at run time from descriptors; their stubs type fields, not every use.
-pb: Any = mlx_engine_pb2
 
 _PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 _OPTIONAL = ("max_tokens", "seed")
@@ -123,7 +120,7 @@ class MlxEngine:
             self._entrance.check(context)
             packed = await asyncio.to_thread(lambda: archive(self._find_target()))
             for data, sha256 in packed.chunks():
-                yield common_pb2.GetTokenizerChunk(data=data, sha256=sha256)
+                yield common.GetTokenizerChunk(data=data, sha256=sha256)
         except Exception as error:
             set_failure(context, error)
             yield ClosingStatus()

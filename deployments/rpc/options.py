@@ -10,7 +10,7 @@ MLX_SERVICE = "mlx.grpc.engine.MlxEngine"
 
 _OURS = "deployments.rpc.dflash.v1.dflash_pb2_grpc.add_DFlashServiceServicer_to_server"
 _HEALTH = "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server"
-_MLX = f"{SMG_PROTO}.generated.mlx_engine_pb2_grpc.add_MlxEngineServicer_to_server"
+_MLX = "deployments.rpc.mlx_messages.add_servicer_to_server"
 
 
 def serves_mlx_engine() -> bool:

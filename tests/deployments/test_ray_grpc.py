@@ -1,8 +1,11 @@
 """gRPC through Ray Serve's own proxy, seen as a client sees it: answers, statuses, metadata, cancelling."""
 
 import asyncio
+import json
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
@@ -24,6 +27,7 @@ from deployments.generation import Tokenizer
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
 from deployments.rpc.options import services
 from deployments.settings import Settings
+from tests.deployments.conftest import ROOT
 from tests.deployments.fake_engine import FAULT, PAIR, FakeEngine, RoundLog, script
 from tests.deployments.ray_client import call, wait_until
 
@@ -389,6 +393,35 @@ def own_address() -> str:
         except OSError:
             pytest.skip("this machine has no address but loopback")
         return probe.getsockname()[0]
+
+
+def readme(language: str, word: str) -> str:
+    """The README's block in this language with this word."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return next(block for block in blocks if word in block)
+
+
+def test_the_readmes_example_prints_the_answer(app: str, client: Client) -> None:
+    program = readme("python", "AsyncClient").replace("127.0.0.1:9000", app)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    asked = ask("demo", conversation(("user", "What is the capital of France?")), max_tokens=40)
+    assert done.stdout == client.generate_once(asked).tokens.text
+
+
+def test_the_readmes_buf_curl_line_streams_the_answer(app: str) -> None:
+    buf = Path(sys.executable).with_name("buf")
+    if not buf.exists():
+        pytest.skip("buf is not installed (it comes with make check)")
+    line = readme("", "buf curl").replace("127.0.0.1:9000", app).replace("buf curl", f"{buf} curl", 1)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    messages = [json.loads(part) for part in re.split(r"\n(?=\{)", done.stdout.strip())]
+    assert "started" in messages[0]
+    assert sum(len(message.get("tokens", {}).get("tokens", ())) for message in messages) == 40
+    assert messages[-1]["finished"]["reason"] == "FINISH_REASON_LENGTH"
 
 
 @BOTH

@@ -17,7 +17,7 @@ from ray.serve.grpc_util import RayServegRPCContext
 from deployments.client import ask, conversation
 from deployments.generation import Event, Generation, Started, TextTokens, Usage
 from deployments.ingress import Ingress
-from deployments.keys import KeyRing, read_keys
+from deployments.keys import KeyRing, keys_of, read_keys
 from deployments.openai.limits import Limits
 from deployments.openai.schema import ChatRequest, CompletionRequest
 from deployments.rpc import options
@@ -27,6 +27,7 @@ from deployments.rpc.entrance import Entrance
 from deployments.rpc.requests import parse
 from deployments.rpc.service import DFlashService
 from deployments.rpc.status import CODES, ClosingStatus, set_failure
+from deployments.settings import SettingsError, load_settings
 from dflash_core import errors
 from dflash_core.errors import DFlashError, InvalidRequest
 from tests.deployments.http_stub import StubBackend, failing, two_rounds
@@ -62,6 +63,15 @@ def test_messages_pickle_under_their_own_module() -> None:
     request = pb.GenerateRequest(spec=spec(max_tokens=3))
     assert type(request).__module__ == "deployments.rpc.dflash.v1.dflash_pb2"
     assert pickle.loads(pickle.dumps(request)) == request
+
+
+def test_smgs_messages_pickle_although_their_module_does_not_exist() -> None:
+    from deployments.rpc.mlx_messages import common
+    from deployments.rpc.mlx_messages import pb as mlx
+
+    request = mlx.GenerateRequest(request_id="a", tokenized=mlx.TokenizedInput(input_ids=[1, 2]))
+    for message in (request, common.GetTokenizerRequest(), mlx.AbortRequest(request_ids=["a"])):
+        assert pickle.loads(pickle.dumps(message)) == message
 
 
 def test_no_method_name_occurs_in_two_services_but_generate_and_each_has_its_handler() -> None:
@@ -280,6 +290,18 @@ def test_keys_are_read_one_a_line(tmp_path: Path) -> None:
     file.write_text("# none\n")
     with pytest.raises(ValueError, match="no key"):
         read_keys(file)
+
+
+def test_keys_come_from_a_file_and_the_environment_but_never_from_a_flag(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("filed\n")
+    settings = load_settings(environment={"DFLASH_API_KEYS": "a, b", "DFLASH_API_KEYS_FILE": str(file)})
+    assert keys_of(settings) == ("a", "b", "filed")
+    assert settings.has_keys
+    assert "'a'" not in repr(settings)
+    assert not load_settings(environment={}).has_keys
+    with pytest.raises(SettingsError, match="never a flag"):
+        load_settings(flags={"api_keys": "a"}, environment={})
 
 
 def test_generated_code_accepts_runtimes_older_than_ours() -> None:
