@@ -25,6 +25,7 @@ pytest.importorskip("smg")
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(150)]
 
 SETTINGS = Settings(request_timeout_s=30.0, window_max_age_s=4.0, max_rows=4, draft_timeout_s=0.5)
+MODEL = "dflash-embedded"  # the gateway learns of the model's own name, not of its aliases
 MESSAGES: Any = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -93,7 +94,7 @@ def expected_text(num: int) -> str:
 
 
 def test_a_chat_through_smg_has_our_tokens(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model="demo", messages=MESSAGES, max_tokens=12)
+    answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=12)
     assert answer.choices[0].message.content == expected_text(12)
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None
@@ -101,7 +102,7 @@ def test_a_chat_through_smg_has_our_tokens(client: openai.OpenAI) -> None:
 
 
 def test_a_streamed_chat_through_smg_has_the_same_tokens(client: openai.OpenAI) -> None:
-    stream = client.chat.completions.create(model="demo", messages=MESSAGES, max_tokens=12, stream=True)
+    stream = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=12, stream=True)
     chunks = [chunk for chunk in stream if chunk.choices]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected_text(12)
     assert chunks[-1].choices[0].finish_reason == "length"
@@ -111,7 +112,7 @@ def test_a_client_of_smg_that_goes_away_frees_its_row(
     client: openai.OpenAI, pace: Callable[[float], None]
 ) -> None:
     pace(0.1)
-    stream = client.chat.completions.create(model="demo", messages=MESSAGES, max_tokens=1000, stream=True)
+    stream = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=1000, stream=True)
     next(iter(stream))
     wait_until(lambda: call("Target", "stats")["rows"] == 1)
     stream.close()
@@ -120,7 +121,7 @@ def test_a_client_of_smg_that_goes_away_frees_its_row(
 
 def test_what_we_refuse_smg_refuses(client: openai.OpenAI) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
-        client.chat.completions.create(model="demo", messages=MESSAGES, max_tokens=100_000)
+        client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=100_000)
     assert "context" in str(caught.value)
 
 
