@@ -41,7 +41,6 @@ RpcEvent = Started | Tokens | Finished
 
 # gRPC receives 4 MiB by default, which an answer of 250,000 tokens in one message exceeds.
 MAX_RECEIVED_BYTES = 64 * 2**20
-_OPTIONS = [("grpc.max_receive_message_length", MAX_RECEIVED_BYTES)]
 
 
 class CallFailed(Exception):
@@ -99,8 +98,10 @@ def conversation(*turns: tuple[str, str]) -> Conversation:
 class Client:
     """Calls from ordinary code. ``timeout_s`` is the call's deadline, the server's own if None."""
 
-    def __init__(self, address: str, *, api_key: str | None = None):
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+    def __init__(
+        self, address: str, *, api_key: str | None = None, max_received_bytes: int = MAX_RECEIVED_BYTES
+    ):
+        self._channel = grpc.insecure_channel(address, options=_options(max_received_bytes))
         self._stub: Any = DFlashServiceStub(self._channel)
         self._metadata = _metadata(api_key)
 
@@ -150,8 +151,10 @@ class Client:
 class AsyncClient:
     """The same calls on an event loop. Make it where the loop runs."""
 
-    def __init__(self, address: str, *, api_key: str | None = None):
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+    def __init__(
+        self, address: str, *, api_key: str | None = None, max_received_bytes: int = MAX_RECEIVED_BYTES
+    ):
+        self._channel = grpc.aio.insecure_channel(address, options=_options(max_received_bytes))
         self._stub: Any = DFlashServiceStub(self._channel)
         self._metadata = _metadata(api_key)
 
@@ -209,6 +212,10 @@ def _event(response: GenerateResponse) -> RpcEvent:
             return response.tokens
         case _:
             return response.finished
+
+
+def _options(max_received_bytes: int) -> list[tuple[str, int]]:
+    return [("grpc.max_receive_message_length", max_received_bytes)]
 
 
 def _metadata(api_key: str | None) -> list[tuple[str, str]]:

@@ -5,14 +5,11 @@ once over all services, but for ``Generate``.
 """
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, cast
 
 from grpc_health.v1.health_pb2 import (
     HealthCheckRequest,
-    HealthCheckResponse,
     HealthListRequest,
-    HealthListResponse,
 )
 from ray import serve
 from ray.serve.grpc_util import RayServegRPCContext
@@ -24,6 +21,7 @@ from deployments.keys import KeyRing, keys_of
 from deployments.router import RouterReplica
 from deployments.rpc import options
 from deployments.rpc.access import Access
+from deployments.rpc.boundary import answered, streamed
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
 from deployments.rpc.entrance import Entrance
 from deployments.rpc.health import Health
@@ -55,73 +53,75 @@ class Ingress(RouterReplica):
     ) -> AsyncGenerator[Any, None]:
         """``dflash.v1.DFlashService/Generate`` or ``mlx.grpc.engine.MlxEngine/Generate``, by the request."""
         if isinstance(request, pb.GenerateRequest) or self._mlx is None:
-            messages = self._service.generate(request, grpc_context)
+            messages: AsyncGenerator[Any, None] = self._service.generate(request, grpc_context)
         else:
             messages = self._mlx.generate(request, grpc_context)
-        async with aclosing(messages):
-            async for message in messages:
-                yield message
+        async for message in streamed(grpc_context, messages):
+            yield message
 
     async def GenerateOnce(  # noqa: N802
         self, request: pb.GenerateOnceRequest, grpc_context: RayServegRPCContext
-    ) -> pb.GenerateOnceResponse:
+    ) -> Any:
         """``dflash.v1.DFlashService/GenerateOnce``."""
-        return await self._service.generate_once(request, grpc_context)
+        return await answered(grpc_context, self._service.generate_once(request, grpc_context))
 
     async def ListModels(  # noqa: N802
         self, request: pb.ListModelsRequest, grpc_context: RayServegRPCContext
-    ) -> pb.ListModelsResponse:
+    ) -> Any:
         """``dflash.v1.DFlashService/ListModels``."""
-        return await self._service.list_models(grpc_context)
+        return await answered(grpc_context, self._service.list_models(grpc_context))
 
     async def GetStats(  # noqa: N802
         self, request: pb.GetStatsRequest, grpc_context: RayServegRPCContext
-    ) -> pb.GetStatsResponse:
+    ) -> Any:
         """``dflash.v1.DFlashService/GetStats``."""
-        return await self._service.get_stats(grpc_context)
+        return await answered(grpc_context, self._service.get_stats(grpc_context))
 
     async def Check(  # noqa: N802
         self, request: HealthCheckRequest, grpc_context: RayServegRPCContext
-    ) -> HealthCheckResponse:
+    ) -> Any:
         """``grpc.health.v1.Health/Check``."""
-        return await self._health.check(request, grpc_context)
+        return await answered(grpc_context, self._health.check(request))
 
     async def List(  # noqa: N802
         self, request: HealthListRequest, grpc_context: RayServegRPCContext
-    ) -> HealthListResponse:
+    ) -> Any:
         """``grpc.health.v1.Health/List``."""
-        return await self._health.list()
+        return await answered(grpc_context, self._health.list())
 
     async def Watch(  # noqa: N802
         self, request: HealthCheckRequest, grpc_context: RayServegRPCContext
     ) -> AsyncGenerator[Any, None]:
         """``grpc.health.v1.Health/Watch``."""
-        async for message in self._health.watch(request, grpc_context):
+        async for message in streamed(grpc_context, self._health.watch(request)):
             yield message
 
-    # mlx.grpc.engine.MlxEngine: called only where it is registered, and then ``_mlx`` is there.
+    @property
+    def _foreign(self) -> "MlxEngine":
+        """The foreign contract; its methods are called only where it is registered, and so is there."""
+        return cast("MlxEngine", self._mlx)
 
     async def Abort(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
         """``mlx.grpc.engine.MlxEngine/Abort``."""
-        return await cast("MlxEngine", self._mlx).abort(request, grpc_context)
+        return await answered(grpc_context, self._foreign.abort(request, grpc_context))
 
     async def HealthCheck(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
         """``mlx.grpc.engine.MlxEngine/HealthCheck``."""
-        return await cast("MlxEngine", self._mlx).health_check()
+        return await answered(grpc_context, self._foreign.health_check())
 
     async def GetModelInfo(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
         """``mlx.grpc.engine.MlxEngine/GetModelInfo``."""
-        return await cast("MlxEngine", self._mlx).model_info(grpc_context)
+        return await answered(grpc_context, self._foreign.model_info(grpc_context))
 
     async def GetServerInfo(self, request: Any, grpc_context: RayServegRPCContext) -> Any:  # noqa: N802
         """``mlx.grpc.engine.MlxEngine/GetServerInfo``."""
-        return await cast("MlxEngine", self._mlx).server_info(grpc_context)
+        return await answered(grpc_context, self._foreign.server_info(grpc_context))
 
     async def GetTokenizer(  # noqa: N802
         self, request: Any, grpc_context: RayServegRPCContext
     ) -> AsyncGenerator[Any, None]:
         """``mlx.grpc.engine.MlxEngine/GetTokenizer``."""
-        async for message in cast("MlxEngine", self._mlx).tokenizer(grpc_context):
+        async for message in streamed(grpc_context, self._foreign.tokenizer(grpc_context)):
             yield message
 
 

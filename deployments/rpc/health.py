@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import AsyncGenerator, Collection
 
-from grpc import StatusCode
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListResponse
-from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.generation import Backend
-from deployments.rpc.status import ClosingStatus
+from deployments.openai.errors import RouteNotFound
+from dflash_core.errors import Unavailable
 
 SERVER = ""  # the name of the server as a whole
 
@@ -24,12 +23,10 @@ class Health:
         self._period_s = period_s
         self._watch_s = watch_s
 
-    async def check(self, request: HealthCheckRequest, context: RayServegRPCContext) -> HealthCheckResponse:
-        """Tell the state once; NOT_FOUND for a service that is not served."""
+    async def check(self, request: HealthCheckRequest) -> HealthCheckResponse:
+        """Tell the state once; raises ``RouteNotFound`` for a service that is not served."""
         if request.service not in self._services:
-            context.set_code(StatusCode.NOT_FOUND)
-            context.set_details("no such service here")
-            return HealthCheckResponse()
+            raise RouteNotFound("No such service here.")
         status, _ = await self._status()
         return HealthCheckResponse(status=status)
 
@@ -40,13 +37,11 @@ class Health:
             statuses={service: HealthCheckResponse(status=status) for service in self._services}
         )
 
-    async def watch(
-        self, request: HealthCheckRequest, context: RayServegRPCContext
-    ) -> AsyncGenerator[HealthCheckResponse | ClosingStatus, None]:
+    async def watch(self, request: HealthCheckRequest) -> AsyncGenerator[HealthCheckResponse, None]:
         """Tell the state now and whenever it changes.
 
-        A stream that never ended would hold up a replica that drains. So it ends with UNAVAILABLE, on which
-        clients of this protocol call again: when the server drains, and after ``watch_s`` in any case.
+        A stream that never ended would hold up a replica that drains. So it ends with ``Unavailable``, on
+        which clients of this protocol call again: when the server drains, and after ``watch_s`` in any case.
         """
         clock = asyncio.get_running_loop().time
         until = clock() + self._watch_s
@@ -61,9 +56,7 @@ class Health:
             if is_draining:
                 break
             await asyncio.sleep(self._period_s)
-        context.set_code(StatusCode.UNAVAILABLE)
-        context.set_details(f"the server drains, or {self._watch_s:g} seconds are over; call again")
-        yield ClosingStatus()
+        raise Unavailable(f"the server drains, or {self._watch_s:g} seconds are over; call again")
 
     async def _status(self) -> tuple[Status, bool]:
         """The state, and whether the server drains."""

@@ -21,7 +21,7 @@ from deployments.openai.reader import EventReader
 from deployments.openai.schema import CompletionRequest
 from deployments.rpc.entrance import Entrance
 from deployments.rpc.mlx_messages import common, pb
-from deployments.rpc.status import ClosingStatus, set_aborted, set_failure
+from deployments.rpc.status import Aborted
 from deployments.rpc.tokenizer_files import archive
 from dflash_core.errors import InvalidRequest
 
@@ -53,24 +53,17 @@ class MlxEngine:
                         yield message
                     if isinstance(event, Ended):
                         return
-                set_aborted(context)
-                yield ClosingStatus()
-        except Exception as error:
-            set_failure(context, error)
-            yield ClosingStatus()
+                raise Aborted("aborted")
         finally:
             if self._running.get(name) is aborted:
                 del self._running[name]
 
     async def abort(self, request: Any, context: RayServegRPCContext) -> Any:
         """End the named calls; those that are over, or run on another router, are none of ours."""
-        try:
-            self._entrance.check(context)
-            for name in request.request_ids:
-                if name in self._running:
-                    self._running[name].set()
-        except Exception as error:
-            set_failure(context, error)
+        self._entrance.check(context)
+        for name in request.request_ids:
+            if name in self._running:
+                self._running[name].set()
         return pb.AbortResponse()
 
     async def health_check(self) -> Any:
@@ -80,50 +73,38 @@ class MlxEngine:
 
     async def model_info(self, context: RayServegRPCContext) -> Any:
         """What a gateway must know of the model; its name stands for its path."""
-        try:
-            self._entrance.check(context)
-            card, tokenizer = self._backend.model_card, self._backend.tokenizer
-            config = json.loads((self._find_target() / "config.json").read_text(encoding="utf-8"))
-            return pb.GetModelInfoResponse(
-                model_path=card.names[0],
-                served_model_name=card.names[0],
-                is_generation=True,
-                max_context_length=card.max_context,
-                max_req_input_len=card.max_context - 1,
-                vocab_size=tokenizer.vocab_size,
-                model_type=config.get("model_type", ""),
-                architectures=config.get("architectures") or (),
-                eos_token_ids=sorted(tokenizer.eos_token_ids),
-                pad_token_id=config.get("pad_token_id") or 0,
-                bos_token_id=config.get("bos_token_id") or 0,
-            )
-        except Exception as error:
-            set_failure(context, error)
-            return pb.GetModelInfoResponse()
+        self._entrance.check(context)
+        card, tokenizer = self._backend.model_card, self._backend.tokenizer
+        config = json.loads((self._find_target() / "config.json").read_text(encoding="utf-8"))
+        return pb.GetModelInfoResponse(
+            model_path=card.names[0],
+            served_model_name=card.names[0],
+            is_generation=True,
+            max_context_length=card.max_context,
+            max_req_input_len=card.max_context - 1,
+            vocab_size=tokenizer.vocab_size,
+            model_type=config.get("model_type", ""),
+            architectures=config.get("architectures") or (),
+            eos_token_ids=sorted(tokenizer.eos_token_ids),
+            pad_token_id=config.get("pad_token_id") or 0,
+            bos_token_id=config.get("bos_token_id") or 0,
+        )
 
     async def server_info(self, context: RayServegRPCContext) -> Any:
         """How busy this router is with calls of this contract, and since when it runs."""
-        try:
-            self._entrance.check(context)
-            return pb.GetServerInfoResponse(
-                server_type="dflash-serve",
-                active_requests=len(self._running),
-                uptime_seconds=time.monotonic() - self._started,
-            )
-        except Exception as error:
-            set_failure(context, error)
-            return pb.GetServerInfoResponse()
+        self._entrance.check(context)
+        return pb.GetServerInfoResponse(
+            server_type="dflash-serve",
+            active_requests=len(self._running),
+            uptime_seconds=time.monotonic() - self._started,
+        )
 
     async def tokenizer(self, context: RayServegRPCContext) -> AsyncGenerator[Any, None]:
         """The tokenizer's files as a zip archive in chunks, the last with its digest."""
-        try:
-            self._entrance.check(context)
-            packed = await asyncio.to_thread(lambda: archive(self._find_target()))
-            for data, sha256 in packed.chunks():
-                yield common.GetTokenizerChunk(data=data, sha256=sha256)
-        except Exception as error:
-            set_failure(context, error)
-            yield ClosingStatus()
+        self._entrance.check(context)
+        packed = await asyncio.to_thread(lambda: archive(self._find_target()))
+        for data, sha256 in packed.chunks():
+            yield common.GetTokenizerChunk(data=data, sha256=sha256)
 
     async def _prepare(self, request: Any, context: RayServegRPCContext) -> Generation:
         if not request.request_id:

@@ -1,4 +1,4 @@
-"""``dflash.v1.DFlashService`` over a ``Backend``. Every method ends well: failures are set on the context."""
+"""``dflash.v1.DFlashService`` over a ``Backend``. What a method raises is its caller's to tell."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -11,7 +11,6 @@ from deployments.rpc.answers import Answer
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
 from deployments.rpc.entrance import Entrance
 from deployments.rpc.requests import in_our_words, parse
-from deployments.rpc.status import ClosingStatus, set_failure
 from dflash_core.errors import InvalidRequest
 
 
@@ -24,51 +23,35 @@ class DFlashService:
 
     async def generate(
         self, request: pb.GenerateRequest, context: RayServegRPCContext
-    ) -> AsyncGenerator[pb.GenerateResponse | ClosingStatus, None]:
-        """Answer as the tokens come; a failure is the stream's status, before or after its first message."""
-        try:
-            generation = await self._admit(request.spec, request.ByteSize(), context)
-            answer = Answer(generation)
-            async with aclosing(self._backend.generate(generation)) as events:
-                async for event in events:
-                    yield answer.message(event)
-        except Exception as error:
-            set_failure(context, error)
-            yield ClosingStatus()
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        """Answer as the tokens come."""
+        generation = await self._admit(request.spec, request.ByteSize(), context)
+        answer = Answer(generation)
+        async with aclosing(self._backend.generate(generation)) as events:
+            async for event in events:
+                yield answer.message(event)
 
     async def generate_once(
         self, request: pb.GenerateOnceRequest, context: RayServegRPCContext
     ) -> pb.GenerateOnceResponse:
         """Answer in one message: the stream, collected."""
-        try:
-            generation = await self._admit(request.spec, request.ByteSize(), context)
-            answer = Answer(generation)
-            async with aclosing(self._backend.generate(generation)) as events:
-                async for event in events:
-                    answer.add(event)
-            return answer.whole
-        except Exception as error:
-            set_failure(context, error)
-            return pb.GenerateOnceResponse()
+        generation = await self._admit(request.spec, request.ByteSize(), context)
+        answer = Answer(generation)
+        async with aclosing(self._backend.generate(generation)) as events:
+            async for event in events:
+                answer.add(event)
+        return answer.whole
 
     async def list_models(self, context: RayServegRPCContext) -> pb.ListModelsResponse:
         """Tell what is served."""
-        try:
-            self._entrance.check(context)
-            return facts.models(self._backend.model_card, self._backend.tokenizer.vocab_size)
-        except Exception as error:
-            set_failure(context, error)
-            return pb.ListModelsResponse()
+        self._entrance.check(context)
+        return facts.models(self._backend.model_card, self._backend.tokenizer.vocab_size)
 
     async def get_stats(self, context: RayServegRPCContext) -> pb.GetStatsResponse:
         """Tell how it goes."""
-        try:
-            self._entrance.check(context)
-            health, snapshots = await self._backend.health(), await self._backend.snapshot()
-            return facts.stats(self._backend.model_card, health, snapshots)
-        except Exception as error:
-            set_failure(context, error)
-            return pb.GetStatsResponse()
+        self._entrance.check(context)
+        health, snapshots = await self._backend.health(), await self._backend.snapshot()
+        return facts.stats(self._backend.model_card, health, snapshots)
 
     async def _admit(
         self, spec: pb.GenerationSpec, num_bytes: int, context: RayServegRPCContext

@@ -2,7 +2,7 @@
 
 Ray's proxy copies code, details and metadata from the context that a message comes with. A method that raises
 keeps its code and details at best and loses its metadata, so failures are set on the context, and then
-something is given back: an empty message where the call is unary, ``ClosingStatus`` where it is a stream.
+``ClosingStatus`` is given back in place of a message.
 """
 
 import logging
@@ -13,16 +13,31 @@ import grpc
 from ray.serve._private.proxy_request_response import ResponseStatus
 from ray.serve.grpc_util import RayServegRPCContext
 
-from deployments.openai.errors import InvalidApiKey, ModelNotFound, PayloadTooLarge, retry_after
+from deployments.openai.errors import (
+    InvalidApiKey,
+    ModelNotFound,
+    PayloadTooLarge,
+    RouteNotFound,
+    retry_after,
+)
 from dflash_core import errors
 from dflash_core.errors import DFlashError, InvalidRequest
 
 logger = logging.getLogger("dflash.rpc")
 
+
+class Aborted(DFlashError):
+    """The caller asked for the end, by another call."""
+
+    kind = "cancelled"
+
+
 CODES: Mapping[str, grpc.StatusCode] = {
     errors.InvalidRequest.kind: grpc.StatusCode.INVALID_ARGUMENT,
     errors.ContextLengthExceeded.kind: grpc.StatusCode.INVALID_ARGUMENT,
     ModelNotFound.kind: grpc.StatusCode.NOT_FOUND,
+    RouteNotFound.kind: grpc.StatusCode.NOT_FOUND,
+    Aborted.kind: grpc.StatusCode.CANCELLED,
     InvalidApiKey.kind: grpc.StatusCode.UNAUTHENTICATED,
     errors.QueueFull.kind: grpc.StatusCode.RESOURCE_EXHAUSTED,
     PayloadTooLarge.kind: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -40,13 +55,13 @@ _MAX_DETAILS = 400
 
 
 class ClosingStatus:
-    """Stands where a stream's message would: the proxy takes its context over and sends the client nothing.
+    """Stands where a message would: the proxy takes its context over and sends the client none.
 
     The proxy forwards what ``SerializeToString`` gave, unless it is Ray's own closing object.
     """
 
     def SerializeToString(self) -> ResponseStatus:  # noqa: N802  (protobuf's name)
-        """What Ray calls on every message of a stream."""
+        """What Ray calls on every message."""
         return ResponseStatus(code=grpc.StatusCode.OK)
 
 
@@ -63,13 +78,6 @@ def set_failure(context: RayServegRPCContext, error: Exception) -> None:
     context.set_code(code)
     context.set_details(details if len(details) <= _MAX_DETAILS else details[: _MAX_DETAILS - 3] + "...")
     context.set_trailing_metadata(metadata)
-
-
-def set_aborted(context: RayServegRPCContext) -> None:
-    """The caller asked for the end by another call."""
-    context.set_code(grpc.StatusCode.CANCELLED)
-    context.set_details("aborted")
-    context.set_trailing_metadata([("error-kind", "cancelled")])
 
 
 def _more(error: Exception) -> list[tuple[str, str]]:

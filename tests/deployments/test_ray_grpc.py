@@ -356,6 +356,15 @@ def test_a_prompt_of_five_megabytes_is_too_long_and_one_beyond_the_limit_is_too_
     assert f"the limit is {SETTINGS.max_body_bytes}" in beyond.details
 
 
+def test_an_answer_beyond_what_the_client_receives_is_too_large_in_one_message_and_streams(app: str) -> None:
+    spec = ask("demo", [6, 6], max_tokens=200)
+    with Client(app, max_received_bytes=400) as client:
+        error = failure(lambda: client.generate_once(spec))
+        assert (error.code, error.kind) == (StatusCode.RESOURCE_EXHAUSTED, "message_too_large")
+        assert "larger than max" in error.details
+        assert len(ids_of(list(client.generate(spec)))) == 200
+
+
 def test_health_is_told_once_and_watched(app: str) -> None:
     with grpc.insecure_channel(app) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)

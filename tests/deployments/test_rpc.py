@@ -22,6 +22,7 @@ from deployments.openai.limits import Limits
 from deployments.openai.schema import ChatRequest, CompletionRequest
 from deployments.rpc import options
 from deployments.rpc.access import Access, is_loopback
+from deployments.rpc.boundary import answered, streamed
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
 from deployments.rpc.entrance import Entrance
 from deployments.rpc.requests import parse
@@ -56,7 +57,7 @@ def spec(**fields: Any) -> pb.GenerationSpec:
 
 async def played(backend: StubBackend, asked: RayServegRPCContext) -> list[Any]:
     request = pb.GenerateRequest(spec=spec())
-    return [message async for message in service(backend).generate(request, asked)]
+    return [message async for message in streamed(asked, service(backend).generate(request, asked))]
 
 
 def test_messages_pickle_under_their_own_module() -> None:
@@ -274,11 +275,12 @@ def test_only_this_machine_is_loopback(peer: str, is_ours: bool) -> None:
 async def test_with_keys_even_this_machine_needs_one(given: str) -> None:
     backend = StubBackend()
     asked = context(authorization=given) if given else context()
-    await service(backend, ("right",)).generate_once(pb.GenerateOnceRequest(spec=spec()), asked)
+    request = pb.GenerateOnceRequest(spec=spec())
+    await answered(asked, service(backend, ("right",)).generate_once(request, asked))
     assert asked.code() == StatusCode.UNAUTHENTICATED
     assert not backend.generations
     asked = context("ipv4:10.0.0.7:5", authorization="bearer right")
-    await service(backend, ("right",)).generate_once(pb.GenerateOnceRequest(spec=spec()), asked)
+    await answered(asked, service(backend, ("right",)).generate_once(request, asked))
     assert asked.code() is None
     assert len(backend.generations) == 1
 
