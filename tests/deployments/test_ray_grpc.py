@@ -404,6 +404,23 @@ def own_address() -> str:
         return probe.getsockname()[0]
 
 
+def test_joining_a_serve_without_our_services_says_how_to_start_it(
+    app: str, grpc_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ray.serve.context import _get_global_client
+
+    from deployments.up import _check_grpc
+
+    serving = _get_global_client()
+    assert serving is not None
+    _check_grpc(serving, SETTINGS.model_copy(update={"grpc_port": grpc_port}))
+    assert capsys.readouterr().err == ""
+    _check_grpc(serving, SETTINGS.model_copy(update={"grpc_port": 9}))
+    said = capsys.readouterr().err
+    assert said.startswith("dflash-serve: no gRPC")
+    assert "--grpc-port 9 --grpc-servicer-functions deployments.rpc.dflash.v1" in said
+
+
 def readme(language: str, word: str) -> str:
     """The README's block in this language with this word."""
     blocks = re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
