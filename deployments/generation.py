@@ -109,6 +109,14 @@ class Tokenizer(Protocol):
         """Ids of a plain text."""
         ...
 
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of ids."""
+        ...
+
+    def token(self, token_id: int) -> str | None:
+        """A token as the vocabulary spells it, None outside the vocabulary."""
+        ...
+
     def apply_chat(
         self,
         messages: Sequence[Mapping[str, object]],

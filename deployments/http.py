@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.metadata
+from collections.abc import Callable
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -21,10 +22,12 @@ from deployments.openai.middleware import (
     failure_response,
     request_id_of,
 )
-from deployments.openai.parse import check_content_type, parse_body
+from deployments.openai.parse import Schema, check_content_type, parse_body
 from deployments.openai.prepare import effective_defaults, require_model
 from deployments.openai.respond import GenerationResponse
 from deployments.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.openai.tokenizing import DetokenizeRequest, Json, TokenizeRequest, detokenize, tokenize
+from deployments.openai.unserved import reason_of
 from deployments.preparing import Preparer
 from dflash_core.errors import DFlashError
 
@@ -46,7 +49,9 @@ def create_app(
     """
     limits = limits or Limits()
     app = FastAPI(title="DFlash Serve", version=_version(), redirect_slashes=False)
-    _add_generation(app, backend, limits)
+    preparer = Preparer(backend, limits)
+    _add_generation(app, backend, limits, preparer)
+    _add_tokenizing(app, backend, limits, preparer)
     _add_models(app, backend)
     _add_operations(app, backend)
     _add_failures(app)
@@ -59,9 +64,7 @@ def create_app(
     return app
 
 
-def _add_generation(app: FastAPI, backend: Backend, limits: Limits) -> None:
-    preparer = Preparer(backend, limits)
-
+def _add_generation(app: FastAPI, backend: Backend, limits: Limits, preparer: Preparer) -> None:
     async def respond(request: Request, schema: type[GenerationRequest], dialect: Dialect) -> Response:
         check_content_type(request.headers.get("content-type"))
         body = await _read_body(request, limits.body_timeout_s)
@@ -80,6 +83,23 @@ def _add_generation(app: FastAPI, backend: Backend, limits: Limits) -> None:
     async def completions(request: Request) -> Response:
         """Continue a prompt, whole or as server-sent events."""
         return await respond(request, CompletionRequest, COMPLETION)
+
+
+def _add_tokenizing(app: FastAPI, backend: Backend, limits: Limits, preparer: Preparer) -> None:
+    async def respond(request: Request, schema: type[Schema], work: Callable[[Schema, Backend], Json]):
+        check_content_type(request.headers.get("content-type"))
+        body = await _read_body(request, limits.body_timeout_s)
+        return JSONResponse(await preparer.run(len(body), work, parse_body(body, schema), backend))
+
+    @app.post("/tokenize", responses=FAILURES)
+    async def tokens(request: Request) -> Response:
+        """Show the tokens of a prompt or a conversation."""
+        return await respond(request, TokenizeRequest, tokenize)
+
+    @app.post("/detokenize", responses=FAILURES)
+    async def text(request: Request) -> Response:
+        """Show the text of tokens."""
+        return await respond(request, DetokenizeRequest, detokenize)
 
 
 async def _read_body(request: Request, timeout_s: float) -> bytes:
@@ -154,7 +174,9 @@ def _add_failures(app: FastAPI) -> None:
         translated: DFlashError
         match error.status_code:
             case 404:
-                translated = RouteNotFound(f"Unknown route: {path}. See /docs for those that exist.")
+                reason = reason_of(request.url.path.removeprefix(request.scope.get("root_path", "")))
+                because = f"Not served: {path}: {reason}." if reason else f"Unknown route: {path}."
+                translated = RouteNotFound(f"{because} See /docs for those that exist.")
             case 405:
                 translated = MethodNotAllowed(f"Not allowed: {path}.")
             case _:

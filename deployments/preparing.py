@@ -1,12 +1,16 @@
 """Prepares requests off the event loop: tokenising a book takes seconds."""
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from deployments.generation import Backend, Generation
 from deployments.openai.limits import Limits
 from deployments.openai.prepare import prepare
 from deployments.openai.schema import GenerationRequest
+
+Result = TypeVar("Result")
 
 
 class Preparer:
@@ -20,7 +24,9 @@ class Preparer:
 
     async def prepare(self, request: GenerationRequest, num_bytes: int, request_id: str) -> Generation:
         """Fill in and check what needs the model; ``num_bytes`` is the request's size on the wire."""
+        return await self.run(num_bytes, prepare, request, self._backend, self._limits, request_id)
+
+    async def run(self, num_bytes: int, work: Callable[..., Result], *arguments: object) -> Result:
+        """Do other work that tokenises."""
         tokenising = self._short if num_bytes < self._limits.long_body_bytes else self._long
-        return await asyncio.get_running_loop().run_in_executor(
-            tokenising, prepare, request, self._backend, self._limits, request_id
-        )
+        return await asyncio.get_running_loop().run_in_executor(tokenising, work, *arguments)

@@ -7,8 +7,14 @@ from pydantic.json_schema import models_json_schema
 
 from deployments.openai.errors import ErrorBody
 from deployments.openai.schema import ChatRequest, CompletionRequest
+from deployments.openai.tokenizing import DetokenizeRequest, TokenizeRequest
 
-_BODIES = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}
+_BODIES = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
 
 
 def document_bodies(app: FastAPI) -> None:

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
-from deployments.openai.schema import GenerationRequest
 from dflash_core.errors import InvalidRequest
 
-Schema = TypeVar("Schema", bound=GenerationRequest)
+Schema = TypeVar("Schema", bound=BaseModel)
 
 
 def check_content_type(value: str | None) -> None:
@@ -54,6 +53,8 @@ def _translate(details: ErrorDetails) -> InvalidRequest:
     if details["type"] == "missing":
         return InvalidRequest(f"You must provide '{param}'.", param=param, code="missing_required_parameter")
     message = _WORDS.get(details["type"], details["msg"])
+    if not param:  # the body as a whole
+        return InvalidRequest(f"Invalid body: {message}.", code="invalid_value")
     return InvalidRequest(f"Invalid '{param}': {message}.", param=param, code="invalid_value")
 
 
