@@ -105,6 +105,26 @@ class Tokenizer(Protocol):
         """Ids that end an answer."""
         ...
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of control tokens; an answer's text leaves them out."""
+        ...
+
+    @property
+    def text_markers(self) -> frozenset[str]:
+        """The protocol's ordinary words, ``<think>`` and such: added tokens that stay in the text."""
+        ...
+
+    @property
+    def chat_template(self) -> str:
+        """Source of the chat template; empty where there is none."""
+        ...
+
+    @property
+    def tool_parser_type(self) -> str | None:
+        """The parser that the checkpoint names for tool calls."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Ids of a plain text."""
         ...

@@ -24,6 +24,7 @@ from deployments.openai.middleware import (
 )
 from deployments.openai.parse import Schema, check_content_type, parse_body
 from deployments.openai.prepare import effective_defaults, require_model
+from deployments.openai.reading import reading_of
 from deployments.openai.respond import GenerationResponse
 from deployments.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.openai.tokenizing import DetokenizeRequest, Json, TokenizeRequest, detokenize, tokenize
@@ -71,8 +72,9 @@ def _add_generation(app: FastAPI, backend: Backend, limits: Limits, preparer: Pr
         parsed = parse_body(body, schema)
         ignored = ignored_fields(parsed.extra)
         generation = await preparer.prepare(parsed, len(body), request_id_of(request.scope))
+        reading = await preparer.run(len(body), reading_of, parsed, generation.prompt_ids, backend.tokenizer)
         headers = {"x-dflash-ignored": ", ".join(ignored)} if ignored else {}
-        return GenerationResponse(backend, generation, dialect, limits, headers)
+        return GenerationResponse(backend, generation, dialect, reading, limits, headers)
 
     @app.post("/v1/chat/completions", responses=FAILURES)
     async def chat_completions(request: Request) -> Response:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.generation import Ended, Event, Generation, Started, TextTokens, Usage
+from deployments.openai.said import delta_json, message_json
+from deployments.openai.speech import PLAIN, Reading, Said, Speech
 
 Json = dict[str, Any]
 
@@ -17,9 +19,9 @@ class Dialect:
     whole_object: str
     chunk_object: str
     opening: Json | None  # the first choice of a stream, before any text
-    delta: Callable[[str], Json]
+    delta: Callable[[Said], Json]
     closing: Json
-    whole: Callable[[str], Json]
+    whole: Callable[[Said], Json]
     has_prompt_ids_in_choice: bool
 
 
@@ -27,9 +29,9 @@ CHAT = Dialect(
     whole_object="chat.completion",
     chunk_object="chat.completion.chunk",
     opening={"delta": {"role": "assistant", "content": ""}},
-    delta=lambda text: {"delta": {"content": text}},
+    delta=lambda said: {"delta": delta_json(said)},
     closing={"delta": {}},
-    whole=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+    whole=lambda said: {"message": message_json(said)},
     has_prompt_ids_in_choice=False,
 )
 
@@ -37,9 +39,9 @@ COMPLETION = Dialect(
     whole_object="text_completion",
     chunk_object="text_completion",
     opening=None,
-    delta=lambda text: {"text": text},
+    delta=lambda said: {"text": said.content},
     closing={"text": ""},
-    whole=lambda text: {"text": text},
+    whole=lambda said: {"text": said.content},
     has_prompt_ids_in_choice=True,
 )
 
@@ -61,47 +63,62 @@ def usage_json(usage: Usage) -> Json:
 class Answer:
     """Folds events. A stream sends what ``chunks`` gives for each; a whole answer is the same, collected."""
 
-    def __init__(self, generation: Generation, dialect: Dialect):
+    def __init__(self, generation: Generation, dialect: Dialect, reading: Reading = PLAIN):
         self._generation = generation
         self._dialect = dialect
         self._created = int(time.time())
         self._place: Started | None = None
-        self._texts: list[str] = []
+        self._speech = Speech(reading)
+        self._said: list[Said] = []
         self._token_ids: list[int] = []
         self._usage = Usage(len(generation.prompt_ids))
         self._is_open = False  # whether the stream's first chunk is out
 
     def chunks(self, event: Event) -> list[Json]:
         """Take an event and return the chunks it gives a stream."""
-        if not self._shows(event):
-            self.add(event)
+        said = self._hear(event)
+        if not self._shows(event, said):
+            self._count(event)
             return []
         opening = self._opening()  # with the usage before this event
-        self.add(event)
+        self._count(event)
         match event:
-            case TextTokens(text, token_ids):
-                return [*opening, self._chunk(self._dialect.delta(text), token_ids)]
+            case TextTokens(_, token_ids):
+                return [*opening, self._chunk(self._dialect.delta(said), token_ids)]
             case Ended():
-                return [*opening, *self._closing(event)]
+                rest = [self._chunk(self._dialect.delta(said), ())] if said else []
+                return [*opening, *rest, *self._closing(event)]
             case Started():
                 return []
 
-    def _shows(self, event: Event) -> bool:
+    def _shows(self, event: Event, said: Said) -> bool:
         match event:
-            case TextTokens(text):
+            case TextTokens():
                 # Text held back leaves a round with nothing to show, unless numbers were asked for.
                 delivery = self._generation.delivery
-                return bool(text) or delivery.return_token_ids or delivery.continuous_usage
+                return bool(said) or delivery.return_token_ids or delivery.continuous_usage
             case _:
                 return isinstance(event, Ended)
 
     def add(self, event: Event) -> None:
         """Take an event."""
+        self._said.append(self._hear(event))
+        self._count(event)
+
+    def _hear(self, event: Event) -> Said:
+        match event:
+            case TextTokens(text):
+                return self._speech.push(text)
+            case Ended():
+                return self._speech.finish()
+            case Started():
+                return Said()
+
+    def _count(self, event: Event) -> None:
         match event:
             case Started():
                 self._place = event
             case TextTokens():
-                self._texts.append(event.text)
                 self._token_ids.extend(event.token_ids)
                 self._usage = event.usage
             case Ended():
@@ -109,7 +126,7 @@ class Answer:
 
     def whole(self, ended: Ended) -> Json:
         """Return the answer in one object."""
-        choice = self._dialect.whole("".join(self._texts)) | _finish(ended)
+        choice = self._dialect.whole(Said.joined(self._said)) | self._finish(ended)
         answer = self._envelope(self._dialect.whole_object, [self._choice(choice, tuple(self._token_ids))])
         self._add_prompt_ids(answer)
         return answer | {"usage": usage_json(self._usage), "dflash": self._speculation()}
@@ -120,7 +137,7 @@ class Answer:
         return [self._chunk(self._dialect.opening, ())]
 
     def _closing(self, ended: Ended) -> list[Json]:
-        last = self._chunk(self._dialect.closing | _finish(ended), ())
+        last = self._chunk(self._dialect.closing | self._finish(ended), ())
         last["dflash"] = self._speculation()
         if not self._generation.delivery.include_usage:
             return [last]
@@ -172,6 +189,7 @@ class Answer:
             "lane": self._place.lane if self._place else None,
         }
 
-
-def _finish(ended: Ended) -> Json:
-    return {"finish_reason": ended.finish_reason, "stop_reason": ended.stop_reason}
+    def _finish(self, ended: Ended) -> Json:
+        has_called = self._speech.num_calls > 0 and ended.finish_reason == "stop"
+        reason = "tool_calls" if has_called else ended.finish_reason
+        return {"finish_reason": reason, "stop_reason": ended.stop_reason}

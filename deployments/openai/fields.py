@@ -16,7 +16,6 @@ _SILENT = frozenset(
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
-        "parallel_tool_calls",
         "request_id",
     }
 )
@@ -55,7 +54,6 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "skip_special_tokens": (True,),
     "structured_outputs": (),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
     "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),

@@ -13,6 +13,7 @@ from deployments.openai.answer import Answer, Dialect
 from deployments.openai.errors import failure_of, is_fault
 from deployments.openai.limits import Limits
 from deployments.openai.reader import EventReader
+from deployments.openai.speech import Reading
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +29,14 @@ class GenerationResponse(Response):
         backend: Backend,
         generation: Generation,
         dialect: Dialect,
+        reading: Reading,
         limits: Limits,
         headers: Mapping[str, str],
     ):
         super().__init__(headers=headers)
         self._backend = backend
         self._generation = generation
-        self._answer = Answer(generation, dialect)
+        self._answer = Answer(generation, dialect, reading)
         self._limits = limits
         self._own_headers = dict(headers)
 

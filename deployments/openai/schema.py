@@ -158,6 +158,33 @@ class GenerationRequest(_Strict):
         return self.model_extra or {}
 
 
+class ChosenFunction(_Strict):
+    """The function that the model is to call."""
+
+    name: Annotated[str, Field(min_length=1)]
+
+
+class ChosenTool(_Strict):
+    """A tool that the model is to call."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+def _choice_kind(value: object) -> str | None:
+    return "<word>" if isinstance(value, str) else "<tool>" if isinstance(value, dict) else None
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")] | Annotated[ChosenTool, Tag("<tool>")],
+    Discriminator(
+        _choice_kind,
+        custom_error_type="tool_choice_type",
+        custom_error_message="Input should be 'none', 'auto', 'required' or a function",
+    ),
+]
+
+
 class ChatRequest(GenerationRequest):
     """Body of ``POST /v1/chat/completions``."""
 
@@ -166,7 +193,10 @@ class ChatRequest(GenerationRequest):
         Annotated[int, Field(ge=1, le=_MAX_INT, description="wins over max_tokens")] | None
     ) = None
     tools: Annotated[list[ToolSpec], Field(fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: Annotated[bool, Field(description="as in chat_template_kwargs")] | None = None
 
 
 def _prompt_kind(value: object) -> str | None:

@@ -22,7 +22,13 @@ from dflash_core.text.template import ChatTemplate
 class Tokenizer:
     """Encodes prompts and chats, decodes ids. Make one with ``Tokenizer.load``."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, template: ChatTemplate, eos: frozenset[int]):
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        template: ChatTemplate,
+        eos: frozenset[int],
+        tool_parser_type: str | None = None,
+    ):
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -31,7 +37,9 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._marker_ids = {token.content: token_id for token_id, token in added.items()}
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.text_markers = frozenset(token.content for token in added.values() if not token.special)
         self.eos_token_ids = eos
+        self.tool_parser_type = tool_parser_type
         self.vocab_size = max([backend.get_vocab_size(with_added_tokens=False) - 1, *added]) + 1
         self.is_byte_level = isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
         self._shield = Shield(self._marker_ids, (t.content for t in added.values() if t.special))
@@ -50,7 +58,14 @@ class Tokenizer:
         config = read_json(folder / "tokenizer_config.json")
         variables = template_variables(config)
         template = ChatTemplate(template_sources(folder, config), variables)
-        return cls(backend, template, eos_ids(folder, backend.token_to_id(variables.get("eos_token", ""))))
+        eos = eos_ids(folder, backend.token_to_id(variables.get("eos_token", "")))
+        parser = config.get("tool_parser_type")
+        return cls(backend, template, eos, parser if isinstance(parser, str) else None)
+
+    @property
+    def chat_template(self) -> str:
+        """Source of the chat template; empty where there is none."""
+        return self._template.source
 
     def encode(self, text: str, *, parse_special: bool = True, param: str = "prompt") -> list[int]:
         """Return the ids of ``text``; nothing is added.

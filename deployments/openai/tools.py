@@ -1,0 +1,122 @@
+"""Tool calls: how this model writes them, and what of a client's wish can be kept.
+
+Formats and parsers are mlx-lm's, chosen as mlx-lm chooses them. Nothing here can make a model call: what
+asks for that is refused, and text that is no call is left to the reader as text.
+"""
+
+import importlib
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, cast
+
+from deployments.generation import Tokenizer
+from deployments.openai.schema import ChatRequest
+from dflash_core.errors import InvalidRequest
+
+Tool = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call that the model wrote."""
+
+    name: str
+    arguments: str  # a JSON object
+    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """What stands around a call in a model's text, and what reads the text between."""
+
+    start: str
+    end: str  # empty: a call goes on to the end of the answer
+    parse: Callable[[str, Sequence[Tool]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """How to find calls in an answer."""
+
+    format: ToolFormat
+    tools: tuple[Tool, ...]
+    is_parallel: bool = True  # otherwise only the first call is told
+
+    def read(self, text: str) -> list[Call]:
+        """Return the calls in ``text``, which stood between the markers; raises ``ValueError``."""
+        try:
+            parsed = self.format.parse(text, self.tools)
+            return [_call(one) for one in (parsed if isinstance(parsed, list) else [parsed])]
+        except Exception as error:  # a parser of somebody else's, fed with whatever a model wrote
+            raise ValueError(f"not a tool call: {error}") from error
+
+
+def _call(parsed: Mapping[str, Any]) -> Call:
+    name, arguments = parsed["name"], parsed.get("arguments", {})
+    if isinstance(arguments, str):  # some models write the object as text
+        arguments = json.loads(arguments)
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        raise TypeError("expected a name and an object of arguments")
+    return Call(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+
+
+def calling_of(request: ChatRequest, tokenizer: Tokenizer) -> Calling | None:
+    """Return how to find the calls that ``request`` allows, None for none; raises ``InvalidRequest``.
+
+    The first request with tools imports mlx-lm, which takes seconds.
+    """
+    _check_choice(request)
+    if not request.tools or request.tool_choice == "none":
+        return None
+    format_ = tool_format(tokenizer.chat_template, tokenizer.tool_parser_type, tokenizer.text_markers)
+    if format_ is None or not tokenizer.special_ids.isdisjoint(tokenizer.encode(format_.start)):
+        raise InvalidRequest(
+            "This model's chat template has no tool calls that this server can read; leave 'tools' out.",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    tools = tuple(tool.model_dump(exclude_none=True) for tool in request.tools)
+    return Calling(format_, tools, request.parallel_tool_calls is not False)
+
+
+def _check_choice(request: ChatRequest) -> None:
+    choice = request.tool_choice
+    if choice in (None, "none", "auto"):
+        return
+    asked = "'required'" if choice == "required" else "a named function"
+    raise InvalidRequest(
+        f"'tool_choice' cannot be {asked} here: without a grammar nothing makes the model call. "
+        'Send "auto" or "none".',
+        param="tool_choice",
+        code="unsupported_parameter",
+    )
+
+
+@lru_cache(maxsize=8)
+def tool_format(template: str, named: str | None, markers: frozenset[str]) -> ToolFormat | None:
+    """Return mlx-lm's format for a chat template; ``named`` by the checkpoint goes first."""
+    from mlx_lm import tokenizer_utils
+
+    found = named or tokenizer_utils._infer_tool_parser(_AsMlxLmSeesIt(template, markers))
+    if found is None:
+        return None
+    try:
+        module = importlib.import_module(f"mlx_lm.tool_parsers.{found}")
+    except ModuleNotFoundError:
+        return None
+    parse = cast(Callable[[str, Sequence[Tool]], Any], module.parse_tool_call)
+    return ToolFormat(module.tool_call_start, module.tool_call_end, parse)
+
+
+@dataclass(frozen=True, slots=True)
+class _AsMlxLmSeesIt:
+    """What mlx-lm asks a tokenizer for when it chooses a parser."""
+
+    chat_template: str
+    markers: frozenset[str]
+
+    def get_vocab(self) -> dict[str, int]:
+        return dict.fromkeys(self.markers, 0)
