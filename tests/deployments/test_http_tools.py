@@ -2,12 +2,17 @@
 
 import json
 from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+import tokenizers
 
+import dflash_core.pair
 from deployments.generation import Ended, Event, Generation, TextTokens, Usage
+from dflash_core.text.template import ChatTemplate
+from dflash_core.text.tokenizer import Tokenizer
 from tests.deployments.http_stub import StubBackend, serving, tokenizer
 
 TOOL: Any = {
@@ -224,3 +229,56 @@ def test_a_completion_is_text_whatever_it_holds(client: openai.OpenAI, backend: 
     say(backend, "<think>a</think>" + CALL)
     answer = client.completions.create(model="stub-model", prompt="Once")
     assert answer.choices[0].text == "<think>a</think>" + CALL
+
+
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+@pytest.fixture
+def thinker(backend: StubBackend, monkeypatch: pytest.MonkeyPatch) -> StubBackend:
+    """A model whose template begins the thoughts, unless it is told not to."""
+    file = Path(dflash_core.pair.__file__).parent / "target" / "tokenizer.json"
+    template = ChatTemplate({"default": THINKING}, {})
+    own = Tokenizer(tokenizers.Tokenizer.from_file(str(file)), template, tokenizer().eos_token_ids)
+    monkeypatch.setattr(backend, "tokenizer", own)
+    return backend
+
+
+def test_thoughts_that_the_prompt_began_are_told_apart(client: openai.OpenAI, thinker: StubBackend):
+    say(thinker, "Hm.\n</think>\n\nHello.")
+    message = ask(client).choices[0].message
+    assert (message.content, message.reasoning_content) == ("Hello.", "Hm.")
+    deltas = [chunk.choices[0].delta.model_dump() for chunk in ask(client, stream=True)]
+    assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == "Hm."
+    assert "".join(delta["content"] or "" for delta in deltas) == "Hello."
+
+
+@pytest.mark.parametrize(
+    ("body", "is_thinking"),
+    [
+        ({}, True),
+        ({"enable_thinking": True}, True),
+        ({"enable_thinking": False}, False),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+        ({"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": False}, True),
+    ],
+)
+def test_thinking_can_be_switched_off(
+    client: openai.OpenAI, thinker: StubBackend, body: dict[str, Any], is_thinking: bool
+):
+    say(thinker, "Hello.")
+    message = ask(client, extra_body=body).choices[0].message
+    assert message.content == (None if is_thinking else "Hello.")
+    assert getattr(message, "reasoning_content", None) == ("Hello." if is_thinking else None)
+    prompt = thinker.tokenizer.decode(thinker.last.prompt_ids)
+    assert prompt.endswith("<think>\n" if is_thinking else "</think>\n\n")
+
+
+def test_a_system_prompt_that_speaks_of_thoughts_begins_none(client: openai.OpenAI, backend: StubBackend):
+    say(backend, "Hello.")
+    messages = [{"role": "system", "content": "Use <think>"}, {"role": "user", "content": "Hi"}]
+    assert ask(client, messages=messages).choices[0].message.content == "Hello."

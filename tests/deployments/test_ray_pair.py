@@ -183,3 +183,41 @@ def test_health_tells_the_essentials(base_url: str) -> None:
 def _is_running(deployment: str) -> bool:
     states = serve.status().applications[APP_NAME].deployments[deployment].replica_states
     return "RUNNING" in {str(state) for state in states}
+
+
+TIMER: Any = {
+    "type": "function",
+    "function": {
+        "name": "set_timer",
+        "description": "Set a timer in minutes.",
+        "parameters": {
+            "type": "object",
+            "properties": {"minutes": {"type": "integer"}},
+            "required": ["minutes"],
+        },
+    },
+}
+
+
+def test_the_pair_calls_a_tool_whole_and_streamed(base_url: str):
+    async def work(client: AsyncOpenAI) -> tuple[Any, list[Any]]:
+        body: Any = {
+            "model": "demo",
+            "messages": [{"role": "user", "content": "Set a timer for 45 minutes."}],
+            "tools": [TIMER],
+            "temperature": 0,
+            "max_tokens": 160,
+        }
+        whole = await client.chat.completions.create(**body)
+        return whole, [chunk async for chunk in await client.chat.completions.create(**body, stream=True)]
+
+    whole, chunks = with_client(base_url, work)
+    choice = whole.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    (call_,) = choice.message.tool_calls
+    assert (call_.function.name, json.loads(call_.function.arguments)) == ("set_timer", {"minutes": 45})
+    (streamed,) = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    assert (streamed.function.name, streamed.function.arguments) == ("set_timer", call_.function.arguments)
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    assert whole.model_dump()["dflash"]["accepted"] > 0
