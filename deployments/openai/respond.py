@@ -85,11 +85,16 @@ class GenerationResponse(Response):
         return event
 
     async def _send_events(self, event: Event | None, events: EventReader, send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+        sent_at = clock()
         while True:
-            if event is None:
-                await _send_body(send, sse.KEEPALIVE)
-            elif chunks := self._answer.chunks(event):
-                await _send_body(send, b"".join(map(sse.frame, chunks)))
+            body = b"".join(map(sse.frame, self._answer.chunks(event))) if event is not None else b""
+            # Rounds may go on and show nothing for long: a call comes when it is whole.
+            if not body and (event is None or clock() - sent_at >= self._limits.keepalive_s):
+                body = sse.KEEPALIVE
+            if body:
+                await _send_body(send, body)
+                sent_at = clock()
             if isinstance(event, Ended):
                 return
             event = await events.next(self._limits.keepalive_s)

@@ -1,19 +1,22 @@
 """Tool calls and thoughts through the official client, streamed and not."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 import tokenizers
 
 import dflash_core.pair
 from deployments.generation import Ended, Event, Generation, TextTokens, Usage
+from deployments.openai.limits import Limits
 from dflash_core.text.template import ChatTemplate
 from dflash_core.text.tokenizer import Tokenizer
-from tests.deployments.http_stub import StubBackend, serving, tokenizer
+from tests.deployments.http_stub import StubBackend, chat, events, serving, tokenizer
 
 TOOL: Any = {
     "type": "function",
@@ -282,3 +285,19 @@ def test_a_system_prompt_that_speaks_of_thoughts_begins_none(client: openai.Open
     say(backend, "Hello.")
     messages = [{"role": "system", "content": "Use <think>"}, {"role": "user", "content": "Hi"}]
     assert ask(client, messages=messages).choices[0].message.content == "Hello."
+
+
+def test_a_long_call_keeps_the_connection_alive(backend: StubBackend):
+    async def script(generation: Generation) -> AsyncGenerator[Event, None]:
+        for character in CALL:
+            yield TextTokens(character, (11,), Usage(1, 1))
+            await asyncio.sleep(0.003)
+        yield Ended("stop", Usage(1, 1))
+
+    backend.script = script
+    with serving(backend, limits=Limits(keepalive_s=0.05)) as url:
+        body = chat(tools=[TOOL], stream=True)
+        blocks = events(httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=10))
+    is_comment = [block.startswith(":") for block in blocks]
+    assert is_comment.count(True) >= 2
+    assert is_comment.count(False) == 4  # the role, the call, the end, [DONE]
