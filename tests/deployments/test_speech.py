@@ -69,7 +69,7 @@ TOLD = [
     (thinking(False), " <think></think>Paris.", ("", "Paris.", [])),
     (thinking(False), "Say <think>a</think>.", ("", "Say <think>a</think>.", [])),
     (thinking(False), "<thin ice", ("", "<thin ice", [])),
-    (thinking(False), "<thi", ("", "<thi", [])),
+    (thinking(False), "<think", ("", "<think", [])),
     (thinking(False), "", ("", "", [])),
 ]  # fmt: skip
 
