@@ -26,9 +26,10 @@ _CONNECT_S = 10.0
 _LONGEST_PAUSE_S = 30.0
 _LONGEST_RETRY_AFTER_S = 600.0
 _BUSY = 429
-_PASSING = frozenset({408, 500, 502, 503, 504})  # may go well at another time
-_ONCE_MORE = frozenset({408, 500})  # or may be the request's own doing: not tried for ever
+_PASSING = frozenset({502, 503, 504})
+_ONCE_MORE = frozenset({408, 500})  # may be the request's own doing: not tried for ever
 _MOST_TRIES = 3
+_NOT_JSON = "not_json"
 
 
 class GaveUp(Exception):
@@ -70,23 +71,22 @@ class Client:
             await self._wait_for_opening()
             try:
                 reply, retry_after = await self._send(request)
+                trouble = ""
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                reply, retry_after, trouble = None, 0.0, error
-            else:
-                trouble = None
-                if reply.status == _BUSY:
-                    self.num_busy += 1
-                    self._hold_back(retry_after or 1.0)
-                    continue
-                if reply.status not in _PASSING or (reply.status in _ONCE_MORE and tries >= _MOST_TRIES):
-                    return reply
+                reply, retry_after, trouble = None, 0.0, str(error) or type(error).__name__
+            if reply is not None and reply.status == _BUSY:
+                self.num_busy += 1
+                self._hold_back(retry_after or 1.0)
+                continue
+            if reply is not None and not _may_pass(reply, tries):
+                return reply
             now = time.monotonic()
             trouble_since = trouble_since or now
             pause = max(retry_after, min(2.0 ** min(tries, 10) / 4, _LONGEST_PAUSE_S))
             if now + pause - trouble_since > self._reach.patience_s:
                 if reply is not None:
                     return reply
-                raise GaveUp("no_answer", f"no answer after {tries} tries: {_words(trouble)}")
+                raise GaveUp("no_answer", f"no answer after {tries} tries: {trouble}")
             await asyncio.sleep(pause * random.uniform(0.75, 1.25))
         raise AssertionError("unreachable")
 
@@ -140,8 +140,15 @@ def _document(content: bytes) -> dict[str, object]:
     if isinstance(document, dict):
         return document
     message = content.decode(errors="replace")[:1000]
-    return {"error": {"message": message, "type": "server_error", "param": None, "code": "not_json"}}
+    return {"error": {"message": message, "type": "server_error", "param": None, "code": _NOT_JSON}}
 
 
-def _words(error: Exception | None) -> str:
-    return str(error) or type(error).__name__
+def _may_pass(reply: Reply, tries: int) -> bool:
+    """Whether the same request may go well a little later."""
+    if reply.status in _ONCE_MORE:
+        return tries < _MOST_TRIES
+    if reply.status == 404:
+        # While an application is replaced, Ray's proxy knows no route: it says so in plain text, we never do.
+        error = reply.body.get("error")
+        return isinstance(error, dict) and error.get("code") == _NOT_JSON
+    return reply.status in _PASSING

@@ -96,7 +96,8 @@ class Writer:
         self._is_over = asyncio.Event()
 
     def put(self, result: Result) -> None:
-        """Write this one soon."""
+        """Count this one, and write it soon."""
+        self._tally.add(result)
         self._waiting.append(result)
         self._has_news.set()
 
@@ -116,5 +117,3 @@ class Writer:
             batch, self._waiting = self._waiting, []
             if batch:
                 await asyncio.to_thread(self._journal.append, batch)
-            for result in batch:
-                self._tally.add(result)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,38 @@ def test_a_503_is_tried_again_within_the_patience_and_then_is_the_result(
 
     backend.script = recovering
     assert answered(line("a"))[0] == 0
+
+
+def test_the_proxys_own_404_is_waited_out_and_the_servers_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While an application is replaced, Ray's proxy knows no route."""
+    answers = [(404, b"Path '/v1/chat/completions' not found."), (404, b"Path ..."), (200, b"{}")]
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            status, content = answers.pop(0)
+            self.send_response(status)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    (tmp_path / "in.jsonl").write_text(line("a"))
+    output = tmp_path / "out.jsonl"
+    with HTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        paths = ("--input", tmp_path / "in.jsonl", "--output", output)
+        url = f"http://127.0.0.1:{proxy.server_port}"
+        assert run(capsys, *paths, "--url", url)[0] == 0
+        assert answers == []
+        output.unlink()
+        answers.append((404, b'{"error": {"code": "model_not_found", "message": "no such model"}}'))
+        code, said = run(capsys, *paths, "--url", url)
+        assert (code, answers, "1 model_not_found" in said) == (1, [], True)
+        proxy.shutdown()
 
 
 def test_without_a_server_each_line_fails_and_says_so(
