@@ -62,12 +62,13 @@ class Client:
         self._session = session
         self._reach = reach
         self._open_at = 0.0  # monotonic; nothing is sent before
-        self.num_busy = 0  # 429s up to now
 
     async def ask(self, request: Request) -> Reply:
         """Return the server's last word. Raises GaveUp if there was none within the patience."""
         trouble_since: float | None = None
-        for tries in range(1, 10**9):
+        tries = 0
+        while True:
+            tries += 1
             await self._wait_for_opening()
             try:
                 reply, retry_after = await self._send(request)
@@ -75,7 +76,6 @@ class Client:
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 reply, retry_after, trouble = None, 0.0, str(error) or type(error).__name__
             if reply is not None and reply.status == _BUSY:
-                self.num_busy += 1
                 self._hold_back(retry_after or 1.0)
                 continue
             if reply is not None and not _may_pass(reply, tries):
@@ -88,7 +88,6 @@ class Client:
                     return reply
                 raise GaveUp("no_answer", f"no answer after {tries} tries: {trouble}")
             await asyncio.sleep(pause * random.uniform(0.75, 1.25))
-        raise AssertionError("unreachable")
 
     async def _send(self, request: Request) -> tuple[Reply, float]:
         """One try: the reply, and the seconds that it asks to wait (0: it does not say)."""

@@ -68,7 +68,12 @@ def play(assignment: Assignment) -> dict[str, Any]:
     chats = Chats(text, PurePosixPath(assignment.prompts).name, assignment.limit)
     with joined_cluster(cluster_of(os.environ) or "auto", say, shows_workers=True):
         report = _on_worker(assignment, chats)
-    write_text(assignment.output, json.dumps(report, indent=2) + "\n")
+    text = json.dumps(report, indent=2) + "\n"
+    try:
+        write_text(assignment.output, text)
+    except OSError:
+        print(text, flush=True)  # the measurement was long, and the log is kept
+        raise
     say(f"the report is in {assignment.output}")
     return report
 

@@ -85,6 +85,7 @@ def job_cluster(*, resources: str = "{}") -> Iterator[Cluster]:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "DFLASH_CALIBRATION_S": "0",
         }
         gcs_port, dashboard_port = free_port(), free_port()
         options = {
@@ -126,9 +127,10 @@ def application(cluster: Cluster, folder: Path) -> Iterator[None]:
     log = folder / "up.log"
     flags = ["--address", cluster.address, "--http-port", str(cluster.http_port), "--max-rows", "4"]
     command = [BIN / "dflash-serve", "up", *flags]
-    environment = {**cluster.environment, "DFLASH_CALIBRATION_S": "0"}
     with log.open("w") as out:
-        server = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT, cwd=folder)
+        server = subprocess.Popen(
+            command, env=cluster.environment, stdout=out, stderr=subprocess.STDOUT, cwd=folder
+        )
     try:
         _await(lambda: "ready: " in log.read_text(), server, log)
         yield
