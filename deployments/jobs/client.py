@@ -62,6 +62,8 @@ class Client:
         self._session = session
         self._reach = reach
         self._open_at = 0.0  # monotonic; nothing is sent before
+        # Since when no request at all has gone through. Or each of many would wait for a server that is gone.
+        self._down_since: float | None = None
 
     async def ask(self, request: Request) -> Reply:
         """Return the server's last word. Raises GaveUp if there was none within the patience."""
@@ -76,12 +78,15 @@ class Client:
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 reply, retry_after, trouble = None, 0.0, str(error) or type(error).__name__
             if reply is not None and reply.status == _BUSY:
+                self._down_since = None
                 self._hold_back(retry_after or 1.0)
                 continue
             if reply is not None and not _may_pass(reply, tries):
+                self._down_since = None
                 return reply
             now = time.monotonic()
-            trouble_since = trouble_since or now
+            self._down_since = self._down_since or now
+            trouble_since = min(trouble_since or now, self._down_since)
             pause = max(retry_after, min(2.0 ** min(tries, 10) / 4, _LONGEST_PAUSE_S))
             if now + pause - trouble_since > self._reach.patience_s:
                 if reply is not None:
@@ -97,6 +102,10 @@ class Client:
         async with self._session.post(url, data=body, allow_redirects=False) as response:
             content = await response.read()
             reply = Reply(response.status, _document(content), response.headers.get("x-request-id"))
+            if reply.status == 200 and _is_text(reply):
+                raise GaveUp(
+                    _NOT_JSON, f"{url} answers with something else than JSON: is it the right address?"
+                )
             return reply, retry_after_s(response.headers)
 
     def _hold_back(self, seconds: float) -> None:
@@ -148,6 +157,10 @@ def _may_pass(reply: Reply, tries: int) -> bool:
         return tries < _MOST_TRIES
     if reply.status == 404:
         # While an application is replaced, Ray's proxy knows no route: it says so in plain text, we never do.
-        error = reply.body.get("error")
-        return isinstance(error, dict) and error.get("code") == _NOT_JSON
+        return _is_text(reply)
     return reply.status in _PASSING
+
+
+def _is_text(reply: Reply) -> bool:
+    error = reply.body.get("error")
+    return isinstance(error, dict) and error.get("code") == _NOT_JSON

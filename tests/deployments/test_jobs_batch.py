@@ -198,6 +198,10 @@ def test_the_proxys_own_404_is_waited_out_and_the_servers_is_not(
         answers.append((404, b'{"error": {"code": "model_not_found", "message": "no such model"}}'))
         code, said = run(capsys, *paths, "--url", url)
         assert (code, answers, "1 model_not_found" in said) == (1, [], True)
+        output.unlink()
+        answers.append((200, b"<html>Welcome to nginx!</html>"))
+        code, said = run(capsys, *paths, "--url", url)
+        assert (code, "1 not_json" in said) == (1, True)
         proxy.shutdown()
 
 
@@ -214,6 +218,18 @@ def test_without_a_server_each_line_fails_and_says_so(
     assert "2 no_answer" in said
     errors = [json.loads(text)["error"] for text in output.read_text().splitlines()]
     assert [error["code"] for error in errors] == ["no_answer", "no_answer"]
+
+
+def test_a_server_that_is_gone_is_waited_for_once_and_not_by_each_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.jsonl").write_text("\n".join(line(f"q{i}") for i in range(30)))
+    paths = ("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl")
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    began = time.monotonic()
+    code, said = run(capsys, *paths, "--url", nowhere, "--patience", 0.5, "--in-flight", 1)
+    assert (code, "30 no_answer" in said) == (1, True)
+    assert 0.4 < time.monotonic() - began < 6
 
 
 def test_lines_with_one_custom_id_are_refused_before_anything_is_sent(
