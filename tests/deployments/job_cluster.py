@@ -89,7 +89,6 @@ def job_cluster(*, resources: str = "{}") -> Iterator[Cluster]:
         }
         gcs_port, dashboard_port = free_port(), free_port()
         options = {
-            "node-ip-address": "127.0.0.1",
             "port": gcs_port,
             "dashboard-host": "127.0.0.1",
             "dashboard-port": dashboard_port,

@@ -147,7 +147,7 @@ def test_the_gate_runs_on_the_worker_that_has_the_resource_and_leaves_its_verdic
     assert report["passed"]
     assert {check["name"] for check in report["checks"]} >= {"rows", "run was real", "broken commit fails"}
     assert all(check["is_good"] for check in report["checks"])
-    assert report["worker"] == {"node": "127.0.0.1", "blas_threads": "1"}
+    assert report["worker"]["blas_threads"] == "1"
     assert "pass  rows" in outcome.text
 
 
