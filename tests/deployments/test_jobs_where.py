@@ -1,9 +1,12 @@
 """Which address a job takes for the application, from Serve's account of itself."""
 
+import inspect
 from typing import Any
 
 import pytest
 
+from deployments.app import APP_NAME
+from deployments.jobs import batch
 from deployments.jobs.where import cluster_of, url_of
 from dflash_core.errors import Unavailable
 
@@ -55,3 +58,7 @@ def test_an_application_that_is_not_there_is_named_beside_those_that_are() -> No
 def test_a_job_belongs_to_the_cluster_that_ray_names() -> None:
     assert cluster_of({"RAY_ADDRESS": "10.0.0.9:6379"}) == "10.0.0.9:6379"
     assert cluster_of({"RAY_ADDRESS": ""}) is None
+
+
+def test_a_batch_looks_for_the_name_that_the_application_has() -> None:
+    assert inspect.signature(batch.main).parameters["app"].default == APP_NAME
