@@ -94,7 +94,8 @@ def _serve(settings: Settings, *, takes_any: bool) -> Iterator[None]:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # our own lines tell how far it is
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is not None:
-        _check_grpc(client, settings)
+        if not takes_any:
+            _check_grpc(client, settings)
         found, wanted = client.http_config, (settings.host, settings.http_port)
         if not takes_any and (found.host, found.port) != wanted:
             raise Unavailable(

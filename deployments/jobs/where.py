@@ -50,7 +50,7 @@ def of_our_own(settings: Settings, output: str) -> Iterator[Application]:
     """
     name = f"dflash-batch-{hashlib.blake2b(output.encode(), digest_size=4).hexdigest()}"
     if settings.address is None:
-        settings = settings.model_copy(update={"http_port": _free_port()})
+        settings = settings.model_copy(update={"http_port": _free_port(), "grpc_port": _free_port()})
     with serving(settings, guest=name) as stop:
         yield Application(_find(name), stop)
 

@@ -124,7 +124,8 @@ def job_cluster(*, resources: str = "{}") -> Iterator[Cluster]:
 def application(cluster: Cluster, folder: Path) -> Iterator[None]:
     """``dflash-serve up --address``: the embedded pair, until the block ends."""
     log = folder / "up.log"
-    flags = ["--address", cluster.address, "--http-port", str(cluster.http_port), "--max-rows", "4"]
+    ports = ["--http-port", str(cluster.http_port), "--grpc-port", str(free_port())]
+    flags = ["--address", cluster.address, *ports, "--max-rows", "4"]
     command = [BIN / "dflash-serve", "up", *flags]
     with log.open("w") as out:
         server = subprocess.Popen(
