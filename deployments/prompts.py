@@ -18,18 +18,32 @@ def read_prompts(
 
     Raises InvalidRequest naming the line that is not a chat request, OSError if there is no file.
     """
+    return parse_prompts(
+        file.read_text(encoding="utf-8"), str(file), tokenizer, limit=limit, sampling=sampling
+    )
+
+
+def parse_prompts(
+    text: str,
+    name: str,
+    tokenizer: Tokenizer,
+    *,
+    limit: int | None = None,
+    sampling: Sampling | None = None,
+) -> list[RowRequest]:
+    """``read_prompts`` of a file called ``name`` whose text is at hand."""
     rows: list[RowRequest] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if limit is not None and len(rows) >= limit:
             break
         if line.strip():
-            rows.append(_parse(line, number, file, tokenizer, sampling))
+            rows.append(_parse(line, number, name, tokenizer, sampling))
     if not rows:
-        raise InvalidRequest(f"{file}: holds no requests")
+        raise InvalidRequest(f"{name}: holds no requests")
     return rows
 
 
-def _parse(line: str, number: int, file: Path, tokenizer: Tokenizer, sampling: Sampling | None) -> RowRequest:
+def _parse(line: str, number: int, file: str, tokenizer: Tokenizer, sampling: Sampling | None) -> RowRequest:
     try:
         entry: dict[str, Any] = json.loads(line)
         body: dict[str, Any] = entry["body"]
