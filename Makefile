@@ -1,6 +1,6 @@
 # make serve      serve the embedded pair on 127.0.0.1:8000
 # make test       run the tests                                   (ARGS='-k window' goes to pytest)
-# make check      format, lint, types, import contracts, spelling
+# make check      format, lint, types, import contracts, spelling, manifests
 # make fix        rewrite what the formatter and the linter can repair
 # make bench      run the benchmarks
 # make venv       make the environment alone                      (BACKEND=cuda13 makes the CUDA one)
@@ -9,7 +9,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check format lint types imports spelling fix bench wheel clean system
+.PHONY: help venv serve test check format lint types imports spelling manifests audit fix bench wheel clean system
 
 HOST ?= 127.0.0.1
 HTTP_PORT ?= 8000
@@ -94,7 +94,7 @@ serve: $(VENV)/.run
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(ARGS)
 
-check: format lint types imports spelling
+check: format lint types imports spelling manifests
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format --check
@@ -110,6 +110,16 @@ imports: $(VENV)/.dev
 
 spelling: $(VENV)/.dev
 	$(BIN)/codespell
+
+# Kubernetes manifests, scripts for Macs and the workflow, offline; `make test` deploys them.
+manifests: $(VENV)/.dev
+	$(BIN)/python -m pytest -q tests/k8s --ignore=tests/k8s/test_serve_deploys.py
+
+# Known vulnerabilities of the locked versions. Asks the network, so it is no part of check.
+audit: $(VENV)/.run
+	@mkdir -p build
+	$(UV) export --quiet --frozen --no-annotate --no-emit-project $(EXPORT_BACKEND) -o build/requirements-audit.txt
+	$(UV) tool run pip-audit@2.10.1 --requirement build/requirements-audit.txt --disable-pip --require-hashes
 
 fix: $(VENV)/.dev
 	$(BIN)/ruff check --fix
