@@ -14,6 +14,7 @@ from dflash_core.checkpoints import read_drafter_spec, read_target_spec
 from dflash_core.checkpoints.dtypes import FLOATS
 from dflash_core.checkpoints.target_tensors import EMBEDDING, HEAD, text_name
 from dflash_core.checkpoints.weight_files import read_weight_files
+from dflash_core.errors import CheckpointError
 
 if TYPE_CHECKING:
     from dflash_core.row_cache import CacheShape
@@ -48,6 +49,11 @@ class Need:
         width = max(len(part.name) for part in self.parts)
         lines = [f"{part.name:<{width}}  {gib(part.bytes)}" for part in self.parts]
         return "\n".join([*lines, f"{'sum':<{width}}  {gib(self.total)}"])
+
+    def in_one_line(self) -> str:
+        """Write the sum for a message."""
+        parts = " + ".join(f"{part.name} {gib(part.bytes).strip()}" for part in self.parts)
+        return f"{parts} = {gib(self.total).strip()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +139,26 @@ def find_limit() -> Limit:
     limit = Limit(memory.available, f"available of {gib(memory.total).strip()}")
     group = _control_group_room()
     return limit if group is None or group > limit.bytes else Limit(group, "left of this container's limit")
+
+
+def require_room(
+    pair: Pair, limit: Limit | None = None, *, has_target: bool = True, has_drafter: bool = True
+) -> None:
+    """Refuse, with the sum, to load what cannot run here: weights and the shortest rows of any use.
+
+    Raises CheckpointError in one line. ``limit`` None asks the device.
+    """
+    limit = limit or find_limit()
+    tokens = min(LEAST_TOKENS, pair.max_context)
+    need = pair.need(tokens, has_target=has_target, has_drafter=has_drafter)
+    if need.total <= limit.bytes:
+        return
+    one = replace(pair, rows=1).need(tokens, has_target=has_target, has_drafter=has_drafter)
+    advice = "fewer max_rows" if one.total <= limit.bytes else "a smaller or a 4-bit target"
+    room = f"{gib(limit.bytes).strip()} ({limit.source})"
+    raise CheckpointError(
+        f"not enough memory here: {need.in_one_line()}, {room}; take {advice}, or more memory"
+    )
 
 
 def _control_group_room(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
