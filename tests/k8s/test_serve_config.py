@@ -1,5 +1,6 @@
 """The Serve configurations: Ray's own schema, no key that it would ignore, settings of ours, room to run."""
 
+import importlib
 import importlib.util
 import json
 import shlex
@@ -65,6 +66,18 @@ def test_arguments_are_settings_and_deployments_are_ours(folder: str) -> None:
     assert settings.api_keys_file is not None
     assert callable(build)
     assert {d["name"] for d in application.get("deployments", ())} <= {"Router", "Target", "Drafter"}
+
+
+@pytest.mark.parametrize("folder", SERVED)
+def test_grpc_is_served_as_up_serves_it(folder: str) -> None:
+    """Port 9000 of the Service leads somewhere exactly if this version has a gRPC interface."""
+    given = serve_config(folder).get("grpc_options", {})
+    if importlib.util.find_spec("deployments.rpc") is None:
+        assert given == {}
+        return
+    wanted = importlib.import_module("deployments.rpc.options").grpc_options(Settings().grpc_port)
+    ours = [name for name in wanted["grpc_servicer_functions"] if "mlx" not in name]  # an extra of its own
+    assert given == {**wanted, "grpc_servicer_functions": ours}, "bring serve.yaml in step"
 
 
 @pytest.mark.parametrize("folder", SERVED)
