@@ -1,7 +1,7 @@
 """A running Ray cluster: do its nodes agree, and do they offer what the placement asks for."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from deployments.doctor.finding import Finding, error, ok, warning
@@ -22,17 +22,14 @@ def describe_node() -> dict[str, str]:
 
 
 def ask_nodes() -> dict[str, Versions | Exception]:
-    """Versions by node address. Connected to the cluster already."""
+    """Versions by node. Connected to the cluster already."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     task = ray.remote(num_cpus=0, max_retries=0)(describe_node)
     asked = {
-        node["NodeManagerAddress"]: task.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote()
-        for node in ray.nodes()
-        if node["Alive"]
+        name: task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote()
+        for name, node_id in name_nodes(ray.nodes()).items()
     }
     ray.wait(list(asked.values()), num_returns=len(asked), timeout=NODE_TIMEOUT_S)
     answers: dict[str, Versions | Exception] = {}
@@ -42,6 +39,16 @@ def ask_nodes() -> dict[str, Versions | Exception]:
         except Exception as failure:  # a node that cannot answer is a finding, whatever the reason
             answers[address] = failure
     return answers
+
+
+def name_nodes(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Ids of living nodes by address; those that share a machine are told apart by their ids."""
+    living = [(str(node["NodeManagerAddress"]), str(node["NodeID"])) for node in nodes if node["Alive"]]
+    shared = Counter(address for address, _ in living)
+    return {
+        address if shared[address] == 1 else f"{address} ({node_id[:6]})": node_id
+        for address, node_id in living
+    }
 
 
 def check_agreement(answers: Mapping[str, Versions | Exception]) -> Iterator[Finding]:

@@ -188,6 +188,23 @@ def test_nodes_that_run_the_same_agree_although_their_platforms_differ() -> None
     assert (finding.level, "10.0.0.2" in finding.message) == ("ok", True)
 
 
+def test_nodes_on_one_machine_are_told_apart_and_dead_ones_left_out() -> None:
+    nodes = [
+        {"NodeManagerAddress": address, "NodeID": node_id, "Alive": alive}
+        for address, node_id, alive in [
+            ("10.0.0.1", "aaaaaaaa", True),
+            ("10.0.0.1", "bbbbbbbb", True),
+            ("10.0.0.2", "cccccccc", True),
+            ("10.0.0.2", "dddddddd", False),
+        ]
+    ]
+    assert cluster.name_nodes(nodes) == {
+        "10.0.0.1 (aaaaaa)": "aaaaaaaa",
+        "10.0.0.1 (bbbbbb)": "bbbbbbbb",
+        "10.0.0.2": "cccccccc",
+    }
+
+
 def test_another_version_of_ray_is_an_error_and_of_mlx_a_warning() -> None:
     other = {**AGREED, "ray": "2.59.0", "mlx": "0.32.3"}
     found = {

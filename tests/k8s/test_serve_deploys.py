@@ -1,15 +1,12 @@
 """The very text of ``serveConfigV2`` starts: sent to Ray over REST, with a token, as the operator does."""
 
-import contextlib
 import json
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
 from tests.deployments.conftest import free_port
 from tests.k8s.manifests import ROOT, pod_templates, ray_service
+from tests.k8s.processes import end, wait_for
 
 START_S = 90.0
 READY_S = 180.0
@@ -91,37 +88,6 @@ def head() -> Iterator[Head]:
         finally:
             end(process, folder)
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def end(process: subprocess.Popen[bytes], folder: str) -> None:
-    """End the node and whatever of it is left: its processes name its folder, or descend from it."""
-    children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-    for other in psutil.process_iter(["cmdline"]):
-        if any(folder in part for part in other.info["cmdline"] or ()):
-            children.append(other)
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-    psutil.wait_procs(children, timeout=10)
-
-
-def wait_for(ask: Any, timeout_s: float) -> Any:
-    """Repeat until it raises nothing and says yes."""
-    until = time.monotonic() + timeout_s
-    last: object = None
-    while time.monotonic() < until:
-        try:
-            if last := ask():
-                return last
-        except (OSError, urllib.error.URLError) as failure:
-            last = failure
-        time.sleep(0.5)
-    raise AssertionError(f"not within {timeout_s} s: {last}")
 
 
 @pytest.fixture(scope="module")
