@@ -25,7 +25,7 @@ if [ "$system" = "Darwin arm64" ]; then
     warning "this Mac may sleep, and leaves the cluster then" "sudo pmset -a sleep 0 disksleep 0"
   fi
   total=$(($(sysctl -n hw.memsize) / 1048576))
-  wired=$(sysctl -n iogpu.wired_limit_mb)
+  wired=$(sysctl -n iogpu.wired_limit_mb 2>/dev/null || echo 0)
   if [ "$wired" -eq 0 ]; then
     ok "Metal may wire its default share of $total MB (sudo sysctl iogpu.wired_limit_mb=$((total * 85 / 100)) allows 85 %)"
   else
