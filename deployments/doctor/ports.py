@@ -104,19 +104,23 @@ def check_listeners(found: Sequence[Listener], has_token: bool) -> Finding:
 def check_wanted(settings: Settings, found: Iterable[Listener]) -> Iterator[Finding]:
     """The ports of the settings are free, or a server of ours holds them; open ones ask for a key."""
     ours = {listener.port for listener in found}
-    for name in ("http_port", "grpc_port"):
-        port = getattr(settings, name)
-        where = f"{settings.host}:{port}"
+    everywhere = "::" if socket.has_ipv6 else "0.0.0.0"  # Ray's gRPC proxy takes all interfaces
+    wanted = (("http_port", settings.host, settings.http_port), ("grpc_port", everywhere, settings.grpc_port))
+    for name, host, port in wanted:
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         if port in ours:
-            yield ok(name, f"{where} is held by Serve")
-        elif (fault := _bind_fault(settings.host, port)) is not None:
+            yield ok(name, f"{where} is held by Serve", port=port)
+        elif (fault := _bind_fault(host, port)) is not None:
             remedy = f"say --{name.replace('_', '-')} with another port, or stop what listens there"
             yield error(name, f"{where}: {fault}", remedy, port=port)
         else:
             yield ok(name, f"{where} is free", port=port)
-    if settings.api_keys_file is None and not _is_loopback(settings.host):
-        remedy = "name a file with one key a line: api_keys_file in the settings, or DFLASH_API_KEYS_FILE"
-        yield warning("api_keys", f"{settings.host} is open to the network, without keys", remedy)
+    if settings.has_keys:
+        yield ok("api_keys", "callers need a key")
+        return
+    open_ports = "gRPC" if _is_loopback(settings.host) else "HTTP and gRPC"
+    remedy = "name a file with one key a line (api_keys_file), or set DFLASH_API_KEYS"
+    yield warning("api_keys", f"{open_ports} will be open to the network, without keys", remedy)
 
 
 def _bind_fault(host: str, port: int) -> str | None:

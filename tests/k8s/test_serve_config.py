@@ -1,6 +1,5 @@
 """The Serve configurations: Ray's own schema, no key that it would ignore, settings of ours, room to run."""
 
-import importlib
 import importlib.util
 import json
 import shlex
@@ -12,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 from ray.serve.schema import ServeDeploySchema
 
+from deployments.rpc.options import grpc_options
 from deployments.settings import Settings, load_settings
 from tests.k8s.manifests import SERVED, of_kind, ray_service, serve_config
 
@@ -70,14 +70,9 @@ def test_arguments_are_settings_and_deployments_are_ours(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", SERVED)
 def test_grpc_is_served_as_up_serves_it(folder: str) -> None:
-    """Port 9000 of the Service leads somewhere exactly if this version has a gRPC interface."""
-    given = serve_config(folder).get("grpc_options", {})
-    if importlib.util.find_spec("deployments.rpc") is None:
-        assert given == {}
-        return
-    wanted = importlib.import_module("deployments.rpc.options").grpc_options(Settings().grpc_port)
+    wanted = grpc_options(Settings().grpc_port)
     ours = [name for name in wanted["grpc_servicer_functions"] if "mlx" not in name]  # an extra of its own
-    assert given == {**wanted, "grpc_servicer_functions": ours}, "bring serve.yaml in step"
+    assert serve_config(folder)["grpc_options"] == {**wanted, "grpc_servicer_functions": ours}
 
 
 @pytest.mark.parametrize("folder", SERVED)

@@ -12,10 +12,13 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import grpc
 import pytest
 import yaml
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from tests.deployments.conftest import free_port
 from tests.k8s.manifests import ROOT, pod_templates, ray_service
@@ -46,6 +49,15 @@ class Head:
         )
         with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, answer.read()
+
+
+class Served(NamedTuple):
+    """The application, where it is reached, and a key of it."""
+
+    head: Head
+    port: int
+    grpc_port: int
+    key: str
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +103,14 @@ def head() -> Iterator[Head]:
 
 
 @pytest.fixture(scope="module")
-def served(head: Head, tmp_path_factory: pytest.TempPathFactory) -> tuple[Head, int, str]:
-    """The application from the text, with what a pod mounts put in place; gives head, port and a key."""
+def served(head: Head, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """The application from the text, with what a pod mounts put in place."""
     folder = tmp_path_factory.mktemp("pod")
-    key = secrets.token_hex(8)
+    key, grpc_port = secrets.token_hex(8), free_port()
     (folder / "keys").write_text(f"{key}\n")
-    config = yaml.safe_load(as_on_this_machine(ray_service("base")["spec"]["serveConfigV2"], folder))
+    config = yaml.safe_load(
+        as_on_this_machine(ray_service("base")["spec"]["serveConfigV2"], folder, grpc_port)
+    )
     port = config["http_options"]["port"]
     status, _ = head.ask(
         head.dashboard, "/api/serve/applications/", json.dumps(config).encode(), key=head.token
@@ -110,10 +124,10 @@ def served(head: Head, tmp_path_factory: pytest.TempPathFactory) -> tuple[Head, 
         return application["status"] == "RUNNING"
 
     wait_for(is_running, READY_S)
-    return head, port, key
+    return Served(head, port, grpc_port, key)
 
 
-def as_on_this_machine(text: str, folder: Path) -> str:
+def as_on_this_machine(text: str, folder: Path, grpc_port: int) -> str:
     """The pod's mounts and ports as this machine's, nothing else."""
     replaced = text
     for pods, ours in (
@@ -121,6 +135,7 @@ def as_on_this_machine(text: str, folder: Path) -> str:
         ("/models/costs", str(folder / "costs")),
         ("host: 0.0.0.0", "host: 127.0.0.1"),
         ("port: 8000", f"port: {free_port()}"),
+        ("port: 9000", f"port: {grpc_port}"),
     ):
         assert replaced.count(pods) == 1, pods
         replaced = replaced.replace(pods, ours)
@@ -128,8 +143,8 @@ def as_on_this_machine(text: str, folder: Path) -> str:
 
 
 @pytest.mark.timeout(420)
-def test_the_text_of_the_configuration_starts_and_answers_with_a_key(served: tuple[Head, int, str]) -> None:
-    head, port, key = served
+def test_the_text_of_the_configuration_starts_and_answers_with_a_key(served: Served) -> None:
+    head, port, _, key = served
     _, body = head.ask(port, "/v1/models", key=key)
     assert json.loads(body)["data"][0]["id"] == "dflash-embedded"
     message = {"role": "user", "content": "What is the capital of France?"}
@@ -143,20 +158,27 @@ def test_the_text_of_the_configuration_starts_and_answers_with_a_key(served: tup
         assert "Paris" in json.loads(answer.read())["choices"][0]["message"]["content"]
 
 
-def test_without_a_key_nobody_is_answered(served: tuple[Head, int, str]) -> None:
-    head, port, _ = served
+def test_the_grpc_port_answers_too(served: Served) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
+        stub: Any = HealthStub(channel)  # its methods are made when it is
+        answer = stub.Check(HealthCheckRequest(), timeout=30)
+    assert answer.status == HealthCheckResponse.SERVING
+
+
+def test_without_a_key_nobody_is_answered(served: Served) -> None:
+    head, port, _, _ = served
     with pytest.raises(urllib.error.HTTPError, match="401"):
         head.ask(port, "/v1/models")
 
 
-def test_without_the_token_nobody_deploys(served: tuple[Head, int, str]) -> None:
-    head, _, _ = served
+def test_without_the_token_nobody_deploys(served: Served) -> None:
+    head, _, _, _ = served
     with pytest.raises(urllib.error.HTTPError, match="401"):
         head.ask(head.dashboard, "/api/serve/applications/", b"{}")
 
 
-def test_the_probes_addresses_answer_without_token_and_key(served: tuple[Head, int, str]) -> None:
-    head, port, _ = served
+def test_the_probes_addresses_answer_without_token_and_key(served: Served) -> None:
+    head, port, _, _ = served
     ours = {8265: head.dashboard, 52365: head.agent, 8000: port}
     asked = set()
     for template in pod_templates("base").values():
@@ -171,14 +193,14 @@ def test_the_probes_addresses_answer_without_token_and_key(served: tuple[Head, i
         assert (status, b"success" in body.lower()) == (200, True), address
 
 
-def test_what_the_service_monitor_scrapes_is_prometheus_text(served: tuple[Head, int, str]) -> None:
-    head, port, key = served
+def test_what_the_service_monitor_scrapes_is_prometheus_text(served: Served) -> None:
+    head, port, _, key = served
     _, body = head.ask(port, "/metrics", key=key)
     assert b"vllm:spec_decode_num_accepted_tokens_total" in body
 
 
-def test_the_doctor_joins_with_the_token_and_finds_the_nodes_well(served: tuple[Head, int, str]) -> None:
-    head, port, _ = served
+def test_the_doctor_joins_with_the_token_and_finds_the_nodes_well(served: Served) -> None:
+    head, port, _, _ = served
     command = ["dflash-serve", "doctor", "--no-trial", "--json", "--address", f"127.0.0.1:{head.gcs}"]
     run = subprocess.run(
         command, env=head.environment, capture_output=True, text=True, timeout=120, check=False
