@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from deployments import __version__, cli_measure
+from deployments import __version__, cli_doctor, cli_measure
 from deployments.settings import EMBEDDED, Settings, SettingsError, find_cache_dir, load_settings
 from dflash_core.errors import DFlashError, InvalidRequest
 
@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 
 cli_measure.register(app)
+cli_doctor.register(app)
 
 
 def main() -> None:

@@ -8,9 +8,11 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from deployments.generation import ModelCard, SamplingDefaults
+from deployments.memory import Pair, read_pair, require_room
 from deployments.pairing import resolve_pair
 from deployments.settings import Settings
 from dflash_core import blas
@@ -77,6 +79,7 @@ class LocalEngine:
         from dflash_core.window import Window, WindowPolicy
 
         target_path, drafter_path = resolve_pair(settings.target, settings.drafter)
+        require_room(_sizes(settings, target_path, drafter_path), has_drafter=False)
         target, spec = build_target(target_path, drafter_path)
         exchange = None
         if drafter_path is not None and link is not None:
@@ -112,6 +115,7 @@ class LocalEngine:
         target_path, drafter_path = resolve_pair(settings.target, settings.drafter)
         if drafter_path is None:
             raise ValueError("the settings name no drafter")
+        require_room(_sizes(settings, target_path, drafter_path), has_target=False)
         drafter, spec = build_drafter(target_path, drafter_path)
         sessions = Sessions(drafter, spec.fingerprint, settings.session_ttl_s)
         width = min(settings.block_width or spec.block_size, spec.block_size)
@@ -134,6 +138,11 @@ class LocalEngine:
             block_size=block_size,
         )
         return RouterParts(card, Tokenizer.load(target_path))
+
+
+def _sizes(settings: Settings, target_path: Path, drafter_path: Path | None) -> Pair:
+    rows, max_context = settings.max_rows, settings.max_context
+    return read_pair(target_path, drafter_path, rows=rows, max_context=max_context)
 
 
 def _open_exchange(

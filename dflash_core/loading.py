@@ -75,20 +75,9 @@ def build_drafter(
     shared = load_embedding_and_head(target_path, dtype=dtype)
     weights = load_drafter_weights(drafter_path, spec, shared.dtype)
     network = DrafterNetwork(drafter_shape(spec), weights, shared.embed, shared.logits)
-    cache_shape = CacheShape(
-        num_attention_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        num_delta_layers=0,
-        num_v_heads=0,
-        v_dim=0,
-        k_dim=0,
-        conv_window=0,
-        conv_dim=0,
-        dtype=shared.dtype,
-        state_dtype=shared.dtype,
-    )
-    return LocalDrafter(network, cache_shape=cache_shape, block_size=spec.block_size), spec
+    return LocalDrafter(
+        network, cache_shape=drafter_cache_shape(spec, shared.dtype), block_size=spec.block_size
+    ), spec
 
 
 def drafter_shape(spec: DrafterSpec) -> DrafterShape:
@@ -111,6 +100,23 @@ def drafter_shape(spec: DrafterSpec) -> DrafterShape:
         is_causal=spec.is_causal,
         embedding_scale=spec.embedding_scale,
         logit_softcap=spec.final_logit_softcap,
+    )
+
+
+def drafter_cache_shape(spec: DrafterSpec, dtype: mx.Dtype) -> CacheShape:
+    """Sizes of a drafter's row contexts."""
+    return CacheShape(
+        num_attention_layers=spec.num_layers,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        num_delta_layers=0,
+        num_v_heads=0,
+        v_dim=0,
+        k_dim=0,
+        conv_window=0,
+        conv_dim=0,
+        dtype=dtype,
+        state_dtype=dtype,
     )
 
 
