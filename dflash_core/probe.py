@@ -138,14 +138,19 @@ class _Bench:
         alone = self._logits[index, :width]
         delta = logits - alone
         spread = mx.max(mx.max(delta, axis=-1) - mx.min(delta, axis=-1))
-        is_equal = mx.all(logits == alone)
-        left = mark(after, mx.array(lengths), mx.array(kept)) == self._marks[index, mx.array(kept - 1)]
-        gap, same_logits, same_caches = np.array(mx.stack([spread, is_equal, mx.all(left)])).tolist()
-        if same_logits and same_caches:
+        gap, is_equal = np.array(mx.stack([spread, mx.all(logits == alone).astype(spread.dtype)])).tolist()
+        if is_equal and self._left_equal(after, rows, lengths, kept):
             return Finding("equal")
         if not np.isfinite(gap):
             return Finding("different", float("inf"))
         return Finding("near_tie" if gap < margin else "different", gap)
+
+    def _left_equal(
+        self, after: CacheArrays, rows: Sequence[int], lengths: np.ndarray, kept: np.ndarray
+    ) -> bool:
+        """Whether the caches are those of the rows alone after as many tokens."""
+        alone = self._marks[mx.array(rows), mx.array(kept - 1)]
+        return bool(np.array(mx.all(mark(after, mx.array(lengths), mx.array(kept)) == alone)))
 
     def _read_prompt(self, row: int) -> tuple[RowCaches, int]:
         """A row's caches after its prompt, read alone, and the target's own token after it."""
