@@ -149,7 +149,7 @@ class _Bench:
         self, after: CacheArrays, rows: Sequence[int], lengths: np.ndarray, kept: np.ndarray
     ) -> bool:
         """Whether the caches are those of the rows alone after as many tokens."""
-        alone = self._marks[mx.array(rows), mx.array(kept - 1)]
+        alone = self._marks[mx.array(list(rows)), mx.array(kept - 1)]
         return bool(np.array(mx.all(mark(after, mx.array(lengths), mx.array(kept)) == alone)))
 
     def _read_prompt(self, row: int) -> tuple[RowCaches, int]:

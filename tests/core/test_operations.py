@@ -35,7 +35,7 @@ def operations(slots: int, width: int, temperature: float = 0.0) -> int:
         return file.read_text().count("shape=rectangle")
 
 
-# The pair has 12 layers: about 90 operations a layer classic, 130 in a block. (Counted: 1184, 1326, 1600, 1651.)
+# The pair has 12 layers: about 100 operations a layer classic, 140 in a block. Counted: 1184 to 1651.
 @pytest.mark.parametrize(
     ("slots", "width", "most"), [(1, 1, 1250), (4, 1, 1400), (1, 16, 1700), (4, 16, 1750)]
 )
@@ -48,11 +48,11 @@ def test_more_rows_are_no_more_operations() -> None:
 
 
 def test_a_wider_block_is_not_a_loop_over_its_tokens() -> None:
-    """The closed form inverts a block by halves: from 8 tokens to 16 a few operations a layer, not 8 times."""
+    """The closed form inverts a block by halves: from 8 tokens to 16 a few operations a layer."""
     assert operations(4, 16) - operations(4, 8) < 12 * len(lane().target.network.layers)
 
 
 def test_sampling_adds_operations_once_not_per_row_or_token() -> None:
     extra = [operations(s, w, 1.0) - operations(s, w) for s, w in ((1, 1), (4, 16))]
-    assert 0 < extra[0]
+    assert extra[0] > 0
     assert extra[1] <= extra[0] + 10
