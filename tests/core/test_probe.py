@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dflash_core.models.target import BlockJournal, CacheArrays, TargetNetwork
-from dflash_core.probe import Finding, Findings, mark, probe, shapes_to_probe
+from dflash_core.probe import PROMPT_TOKENS, Finding, Findings, mark, probe, shapes_to_probe
 from dflash_core.target import Target
 from tests.core.engine_fixtures import eager, tiny_lane
 
@@ -41,6 +41,11 @@ def test_the_probe_covers_every_width_and_row_bucket_that_rounds_use() -> None:
     assert set(shapes_to_probe(5, 16)) == {(b, w) for b in (1, 2, 4, 8) for w in (1, 2, 4, 8, 16)}
     assert set(shapes_to_probe(1, 10)) == {(1, w) for w in (1, 2, 4, 8, 10)}
     assert shapes_to_probe(4, 1) == [(1, 1), (2, 1), (4, 1)]
+
+
+def test_the_probes_rows_stand_on_both_sides_of_128_tokens() -> None:
+    """Some kernels change there: the longer row begins beyond, and no walk of the shorter reaches it."""
+    assert min(PROMPT_TOKENS) + 64 < 128 < max(PROMPT_TOKENS)
 
 
 def test_one_row_and_one_token_is_equal_and_blocks_are_near_ties() -> None:
