@@ -46,12 +46,12 @@ def test_under_a_shared_context_a_row_takes_features_of_tokens_that_it_never_kep
             window.step()
         slot = next(i for i, r in enumerate(window.rows) if r is not None and r.row_id == "bad")
         before = int(window.caches.lengths[slot])
-        began = local(lane).context_lengths(WINDOW)["bad"]
+        began = local(lane).context_lengths(WINDOW)[REQUESTS[1].row_id]
         num_rounds = 4
         for _ in range(num_rounds):
             window.step()
         assert window.caches.lengths[slot] == before + num_rounds  # nothing accepted, the bonus alone
-        grown = local(lane).context_lengths(WINDOW)["bad"] - began
+        grown = local(lane).context_lengths(WINDOW)[REQUESTS[1].row_id] - began
         assert grown == num_rounds * (1 + surplus)
 
 

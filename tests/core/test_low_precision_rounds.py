@@ -72,7 +72,7 @@ def test_ragged_rounds_leave_states_near_those_of_rows_alone(kind: Kind) -> None
     lane_ = lane(kind)
     with opened(lane_, *REQUESTS, width=8, drafter=scripted(lane_, REQUESTS, ragged)) as window:
         said = {r.row_id: list(r.tokens) for r in REQUESTS}
-        while window.num_live < 4 or len(said["r2"]) < 12:
+        while window.num_live < 4 or len(said[REQUESTS[0].row_id]) < 12:
             for progress in window.step().rows:
                 said[progress.row_id] += progress.tokens
         for slot, live in enumerate(window.rows):
