@@ -6,6 +6,7 @@ import time
 import mlx.core as mx
 import numpy as np
 
+from deployments.exactness import find_out
 from deployments.exchange.messages import DraftCall, Piece, RowFeatures
 from deployments.exchange.remote import RemoteDrafter
 from deployments.exchange.sessions import Sessions
@@ -14,6 +15,7 @@ from deployments.settings import Settings
 from dflash_core.calibration import GivenWidth
 from dflash_core.checkpoints import DrafterSpec
 from dflash_core.costs import RoundCosts
+from dflash_core.probe import Findings, shapes_to_probe
 from dflash_core.protocols import Drafts, FeatureBlock
 from dflash_core.request import RowId, RowRequest, Sampling, WindowId
 from dflash_core.target import Target
@@ -75,6 +77,13 @@ def warm_drafter(sessions: Sessions, spec: DrafterSpec, dtype: str, max_rows: in
             held += count
         sessions.close(WINDOW)
     logger.info("drafter warmed in %.1f s", time.perf_counter() - began)
+
+
+def findings_of(settings: Settings, target: Target, fingerprint: str, widest: int) -> Findings:
+    """What the probe says of every shape that rounds may use."""
+    where = Circumstances(fingerprint, drafter="", max_rows=0, threads=settings.blas_threads)
+    shapes = shapes_to_probe(settings.max_rows, widest)
+    return find_out(target, shapes, where, settings.cache_dir, settings.probe_s)
 
 
 def measured_costs(

@@ -7,7 +7,7 @@ Everything here runs on the MLX thread.
 
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 import numpy as np
@@ -22,6 +22,7 @@ from dflash_core.round import Plan, play_round
 from dflash_core.row import Row
 from dflash_core.row_cache import FRESH, bucket_rows
 from dflash_core.sampling import SamplingArrays, pack
+from dflash_core.shapes import AnyShape, ShapePolicy
 from dflash_core.target import BlockInput, Outcome, Target
 from dflash_core.waiting import WaitingFeatures
 from dflash_core.width import WidthPolicy
@@ -35,6 +36,7 @@ class WindowPolicy:
     max_rows: int = 16
     accept: str = "per_row"  # a key of accept.ACCEPT_POLICIES
     context: str = "per_row"  # a key of context.CONTEXT_POLICIES
+    shapes: ShapePolicy = field(default_factory=AnyShape)  # must hold ``max_rows``; ``width`` obeys it too
     prefill_rows: int = 4
     prefill_chunk: int = 64
 
@@ -255,7 +257,7 @@ class Window:
 
     def _fit_slots(self, num_joining: int) -> None:
         """Grow to hold joining rows; shrink when at most half is live and nobody is about to join."""
-        wanted = bucket_rows(self.num_live + num_joining)
+        wanted = self.policy.shapes.slots_for(self.num_live + num_joining)
         is_quiet = not self._queue and self._prefill.num_rows == 0
         if wanted == len(self.rows) or (wanted < len(self.rows) and not (is_quiet and num_joining == 0)):
             return
