@@ -83,8 +83,8 @@ class PrefillBatch:
                 part = row.request.tokens[starts[slot] : starts[slot] + counts[slot]]
                 tokens[slot, : len(part)] = part
         if self._sampling is None:
-            settings = [None if row is None else row.request.sampling for row in self.rows]
-            self._sampling = pack(settings, self._target.vocab_size)
+            sampled = [None if row is None else row.sampled() for row in self.rows]
+            self._sampling = pack(sampled, self._target.vocab_size)
         verdict = self._target.prefill(self.caches, tokens, counts, self._sampling)
         row_ids = tuple(None if row is None else row.row_id for row in self.rows)
         self._drafter.extend(self._window_id, FeatureBlock(row_ids, starts, counts, verdict.features))

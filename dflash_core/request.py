@@ -9,13 +9,22 @@ WindowId = NewType("WindowId", str)
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a row's tokens are chosen. ``temperature`` 0 is greedy; the rest is then without effect."""
+    """How a row's tokens are chosen.
+
+    ``temperature`` 0 is greedy: truncations and seed are then without effect. Biases and penalties act
+    before all that; what they look back at is the row's own.
+    """
 
     temperature: float = 0.0
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1: off
     min_p: float = 0.0  # 0: off
     seed: int = 0  # any 64-bit value; one is drawn at admission if the client gave none
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, what is added to its logit)
+    repetition_penalty: float = 1.0  # above 0; 1: off; over prompt and output, by the logit's sign
+    presence_penalty: float = 0.0  # 0: off; once for every token that the row has emitted
+    frequency_penalty: float = 0.0  # 0: off; for each time that it has
+    min_tokens: int = 0  # stop tokens are barred until the row has emitted so many
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from dflash_core.events import FinishReason
+from dflash_core.processors import SampledRow
 from dflash_core.request import RowId, RowRequest
 
 
@@ -13,6 +14,7 @@ class Row:
     request: RowRequest
     anchor: int = field(init=False)
     budget: int = field(init=False)  # tokens it may still emit
+    emitted: list[int] = field(init=False, default_factory=list[int])  # here; what came before is in tokens
 
     def __post_init__(self) -> None:
         self.anchor = self.request.tokens[-1]
@@ -23,10 +25,18 @@ class Row:
         """Its name."""
         return self.request.row_id
 
+    def sampled(self) -> SampledRow:
+        """What choosing its next tokens needs to know."""
+        request = self.request
+        at = len(request.tokens) if request.prompt_length is None else request.prompt_length
+        output = (*request.tokens[at:], *self.emitted)
+        return SampledRow(request.sampling, request.tokens[:at], output, request.stop_token_ids)
+
     def commit(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         """Take a round's tokens; returns those it emits (cut after a stop token) and why it ends, if so."""
         emitted, reason = cut(tokens, self.budget, self.request.stop_token_ids)
         self.budget -= len(emitted)
+        self.emitted += emitted
         self.anchor = emitted[-1]
         return emitted, reason
 

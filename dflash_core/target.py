@@ -16,7 +16,7 @@ from dflash_core.accept import ACCEPT_POLICIES, walk
 from dflash_core.models.drafter import FeatureProjection
 from dflash_core.models.target import CacheArrays, TargetNetwork
 from dflash_core.row_cache import CacheShape, RowCaches
-from dflash_core.sampling import SamplingArrays, Variant, choose
+from dflash_core.sampling import ArrayLists, SamplingArrays, Variant, choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Target:
             mx.array(tokens),
             lengths,
             mx.array(counts),
-            sampling.as_list(),
+            sampling.as_lists(),
             arrays.keys,
             arrays.values,
             arrays.states,
@@ -150,7 +150,7 @@ class Target:
             tokens,
             lengths,
             budgets,
-            block.sampling.as_list(),
+            block.sampling.as_lists(),
             arrays.keys,
             arrays.values,
             arrays.states,
@@ -169,7 +169,7 @@ class Target:
             tokens: mx.array,
             lengths: mx.array,
             counts: mx.array,
-            sampling: list[mx.array],
+            sampling: ArrayLists,
             keys: list[mx.array],
             values: list[mx.array],
             states: mx.array,
@@ -178,7 +178,7 @@ class Target:
             caches = CacheArrays(keys, values, states, conv)
             hidden, features, caches = self.network.prefill(tokens, lengths, counts, caches)
             logits = self.network.logits(hidden)[:, None]
-            chosen = choose(logits, (lengths + counts)[:, None], SamplingArrays(variant, *sampling))
+            chosen = choose(logits, (lengths + counts)[:, None], SamplingArrays.of_lists(variant, sampling))
             is_finite = _is_sound(hidden[:, None], logits, chosen)
             none = mx.zeros_like(chosen)
             packed = mx.concatenate([chosen, none, none, is_finite.astype(mx.int32)], axis=1)
@@ -193,7 +193,7 @@ class Target:
             tokens: mx.array,
             lengths: mx.array,
             budgets: mx.array,
-            sampling: list[mx.array],
+            sampling: ArrayLists,
             keys: list[mx.array],
             values: list[mx.array],
             states: mx.array,
@@ -203,7 +203,7 @@ class Target:
             hidden, features, caches, journal = self.network.verify(tokens, lengths, caches)
             positions = lengths[:, None] + mx.arange(1, tokens.shape[1] + 1)
             logits = self.network.logits(hidden)
-            chosen = choose(logits, positions, SamplingArrays(variant, *sampling))
+            chosen = choose(logits, positions, SamplingArrays.of_lists(variant, sampling), tokens[:, 1:])
             is_live = budgets > 0
             walked = walk(tokens[:, 1:], chosen)
             accepted = mx.where(is_live, mx.minimum(policy(walked, is_live), budgets - 1), -1)

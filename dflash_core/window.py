@@ -16,6 +16,7 @@ from dflash_core.context import CONTEXT_POLICIES
 from dflash_core.errors import ContextLengthExceeded, InvalidRequest, RowFailed
 from dflash_core.events import RoundReport, RowProgress
 from dflash_core.prefill import PrefillBatch, Prefilled
+from dflash_core.processors import check_sampling
 from dflash_core.protocols import Drafter, Drafts, FeatureBlock
 from dflash_core.request import RowId, RowRequest, WindowId
 from dflash_core.round import Plan, play_round
@@ -96,6 +97,7 @@ class Window:
             )
         if min(request.tokens) < 0 or max(request.tokens) >= self.target.vocab_size:
             raise InvalidRequest(f"token ids must lie in 0..{self.target.vocab_size - 1}", param="prompt")
+        check_sampling(request.sampling, request.stop_token_ids, self.target.vocab_size)
         self._queue.append(Row(request))
 
     def retire(self, row_id: RowId) -> None:
@@ -149,8 +151,8 @@ class Window:
         width = self.policy.width.choose(row_ids, widest)
         x, counts = self._waiting.merged()
         if self._sampling is None:
-            settings = [None if row is None else row.request.sampling for row in self.rows]
-            self._sampling = pack(settings, self.target.vocab_size)
+            sampled = [None if row is None else row.sampled() for row in self.rows]
+            self._sampling = pack(sampled, self.target.vocab_size)
         return Plan(
             width=width,
             block=BlockInput(mx.array(anchors), budgets, self._sampling),
@@ -167,6 +169,8 @@ class Window:
         self._context_lengths += taken
         self._waiting.add(features, taken)
         self._num_rounds += 1
+        if self._sampling is not None:
+            self._sampling = self._sampling.after(outcome.chosen, kept)
         return tuple(
             self._settle_row(slot, row, outcome) for slot, row in enumerate(self.rows) if row is not None
         )

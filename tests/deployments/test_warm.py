@@ -24,7 +24,7 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> Shapes:
     verify = Target.verify
 
     def noted(self, caches, block, drafts, accept):
-        shapes.append((len(block.budgets), drafts.shape[1] + 1, block.sampling.variant))
+        shapes.append((len(block.budgets), drafts.shape[1] + 1, block.sampling.variant.rule))
         return verify(self, caches, block, drafts, accept)
 
     monkeypatch.setattr(Target, "verify", noted)
