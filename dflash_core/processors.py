@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from dflash_core.errors import InvalidRequest
-from dflash_core.request import Sampling
+from dflash_core.request import RowRequest, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,9 @@ class Penalties:
         return logits - self.presence[:, None, None] * is_said
 
 
-def check_sampling(sampling: Sampling, stop_token_ids: frozenset[int], vocab_size: int) -> None:
+def check_wishes(request: RowRequest, vocab_size: int) -> None:
     """Raise ``InvalidRequest`` for what an edge should have refused: MLX would write out of bounds."""
+    sampling, stop_token_ids = request.sampling, request.stop_token_ids
     named = [("logit_bias", token) for token, _ in sampling.logit_bias]
     if sampling.min_tokens > 0:
         named += [("stop_token_ids", token) for token in stop_token_ids]
@@ -144,6 +145,12 @@ def check_sampling(sampling: Sampling, stop_token_ids: frozenset[int], vocab_siz
     for param, token in named:
         if not 0 <= token < vocab_size:
             raise InvalidRequest(f"'{param}': token ids must lie in 0..{vocab_size - 1}", param=param)
+    if request.num_top_logprobs is not None and not 0 <= request.num_top_logprobs <= vocab_size:
+        raise InvalidRequest(f"'top_logprobs' must lie in 0..{vocab_size}", param="top_logprobs")
+    if request.wants_prompt_logprobs and request.num_top_logprobs is None:
+        raise InvalidRequest(
+            "log-probabilities of the prompt come with those of the answer", param="logprobs"
+        )
     if not sampling.repetition_penalty > 0:
         raise InvalidRequest("'repetition_penalty' must be above 0", param="repetition_penalty")
 

@@ -41,3 +41,5 @@ class RowRequest:
     sampling: Sampling = field(default_factory=Sampling)
     stop_token_ids: frozenset[int] = frozenset()  # emitting one ends the row; it is emitted too
     prompt_length: int | None = None  # where the prompt ends in ``tokens``; None: all of it
+    num_top_logprobs: int | None = None  # likeliest tokens to report with each; None: no log-probabilities
+    wants_prompt_logprobs: bool = False  # those of the prompt too, as many

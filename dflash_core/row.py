@@ -25,12 +25,19 @@ class Row:
         """Its name."""
         return self.request.row_id
 
+    @property
+    def prompt_length(self) -> int:
+        """Where its prompt ends."""
+        at = self.request.prompt_length
+        return len(self.request.tokens) if at is None else at
+
     def sampled(self) -> SampledRow:
         """What choosing its next tokens needs to know."""
-        request = self.request
-        at = len(request.tokens) if request.prompt_length is None else request.prompt_length
+        request, at = self.request, self.prompt_length
         output = (*request.tokens[at:], *self.emitted)
-        return SampledRow(request.sampling, request.tokens[:at], output, request.stop_token_ids)
+        return SampledRow(
+            request.sampling, request.tokens[:at], output, request.stop_token_ids, request.num_top_logprobs
+        )
 
     def commit(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         """Take a round's tokens; returns those it emits (cut after a stop token) and why it ends, if so."""

@@ -16,6 +16,7 @@ from typing import Literal
 import mlx.core as mx
 import numpy as np
 
+from dflash_core.logprobs import Asked
 from dflash_core.ops import fastmath
 from dflash_core.processors import Biases, Penalties, SampledRow, as_list
 from dflash_core.request import Sampling
@@ -31,6 +32,7 @@ class Variant:
     rule: Literal["greedy", "sampled", "truncated"] = "greedy"
     is_biased: bool = False
     is_penalised: bool = False
+    num_top: int | None = None  # likeliest tokens measured at each place; None: no log-probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class SamplingArrays:
 
     biases: Biases | None = None
     penalties: Penalties | None = None
+    asked: Asked | None = None  # whose log-probabilities are wanted
 
     def as_lists(self) -> ArrayLists:
         """The arrays alone, for a compiled region."""
@@ -54,6 +57,8 @@ class SamplingArrays:
             lists["biases"] = as_list(self.biases)
         if self.penalties is not None:
             lists["penalties"] = as_list(self.penalties)
+        if self.asked is not None:
+            lists["asked"] = [self.asked.padded()]
         return lists
 
     @classmethod
@@ -85,10 +90,12 @@ def pack(rows: Sequence[SampledRow | Sampling | None], vocab_size: int) -> Sampl
     settings = [row.sampling for row in slots]
     sampled = [s for s in settings if s.temperature > 0]
     is_truncated = any(s.top_k > 0 or s.top_p < 1 or s.min_p > 0 for s in sampled)
+    asked = Asked.of(slots, vocab_size)
     variant = Variant(
         rule="truncated" if is_truncated else "sampled" if sampled else "greedy",
         is_biased=any(map(Biases.are_wanted, settings)),
         is_penalised=any(map(Penalties.are_wanted, settings)),
+        num_top=None if asked is None else asked.num_top,
     )
     top_k = [s.top_k if 0 < s.top_k < vocab_size else vocab_size for s in settings]
     return SamplingArrays(
@@ -100,6 +107,7 @@ def pack(rows: Sequence[SampledRow | Sampling | None], vocab_size: int) -> Sampl
         keys=mx.array(np.array([seed_key(s.seed) for s in settings], dtype=np.uint32)),
         biases=Biases.of(slots, vocab_size) if variant.is_biased else None,
         penalties=Penalties.of(slots, vocab_size) if variant.is_penalised else None,
+        asked=asked,
     )
 
 

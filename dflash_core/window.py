@@ -16,7 +16,7 @@ from dflash_core.context import CONTEXT_POLICIES
 from dflash_core.errors import ContextLengthExceeded, InvalidRequest, RowFailed
 from dflash_core.events import RoundReport, RowProgress
 from dflash_core.prefill import PrefillBatch, Prefilled
-from dflash_core.processors import check_sampling
+from dflash_core.processors import check_wishes
 from dflash_core.protocols import Drafter, Drafts, FeatureBlock
 from dflash_core.request import RowId, RowRequest, WindowId
 from dflash_core.round import Plan, play_round
@@ -97,7 +97,7 @@ class Window:
             )
         if min(request.tokens) < 0 or max(request.tokens) >= self.target.vocab_size:
             raise InvalidRequest(f"token ids must lie in 0..{self.target.vocab_size - 1}", param="prompt")
-        check_sampling(request.sampling, request.stop_token_ids, self.target.vocab_size)
+        check_wishes(request, self.target.vocab_size)
         self._queue.append(Row(request))
 
     def retire(self, row_id: RowId) -> None:
@@ -185,7 +185,9 @@ class Window:
         if reason is not None:
             self._vacate(slot, scrub=False)
         walked = int(outcome.walked[slot])
-        return RowProgress(row.row_id, tokens, drafted, walked, min(accepted, len(tokens)), reason)
+        logprobs = outcome.logprobs(slot, row.request, len(tokens))
+        accepted = min(accepted, len(tokens))
+        return RowProgress(row.row_id, tokens, drafted, walked, accepted, reason, logprobs=logprobs)
 
     # Slots
 
@@ -213,7 +215,8 @@ class Window:
         else:
             self.drafter.drop(self.window_id, (row.row_id,))
         self._prefill.release(done.slot, scrub=False)
-        return RowProgress(row.row_id, tokens, 0, 0, 0, reason)
+        first = RowProgress(row.row_id, tokens, 0, 0, 0, reason)
+        return replace(first, logprobs=done.logprobs, prompt_logprobs=done.prompt_logprobs)
 
     def _start_waiting(self) -> None:
         while self._queue and self._prefill.num_rows < self._prefill.max_rows:
@@ -287,6 +290,17 @@ def _failed(row: Row, drafted: int) -> RowProgress:
 
 def _merge(first: tuple[RowProgress, ...], played: tuple[RowProgress, ...]) -> tuple[RowProgress, ...]:
     """One entry per row: a row's first token stands before what its first round committed."""
-    tokens = {progress.row_id: progress.tokens for progress in first}
-    merged = tuple(replace(p, tokens=tokens.pop(p.row_id, ()) + p.tokens) for p in played)
-    return merged + tuple(progress for progress in first if progress.row_id in tokens)
+    alone = {progress.row_id: progress for progress in first}
+    merged = tuple(_joined(alone.pop(p.row_id, None), p) for p in played)
+    return merged + tuple(progress for progress in first if progress.row_id in alone)
+
+
+def _joined(first: RowProgress | None, played: RowProgress) -> RowProgress:
+    if first is None:
+        return played
+    return replace(
+        played,
+        tokens=first.tokens + played.tokens,
+        logprobs=first.logprobs + played.logprobs,
+        prompt_logprobs=first.prompt_logprobs,
+    )
