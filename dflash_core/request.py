@@ -1,6 +1,7 @@
 """What enters the engine. Parsed once at the edge; an invalid request has no way to become one of these."""
 
-from dataclasses import dataclass, field
+import hashlib
+from dataclasses import dataclass, field, replace
 from typing import NewType
 
 RowId = NewType("RowId", str)
@@ -25,6 +26,14 @@ class Sampling:
     presence_penalty: float = 0.0  # 0: off; once for every token that the row has emitted
     frequency_penalty: float = 0.0  # 0: off; for each time that it has
     min_tokens: int = 0  # stop tokens are barred until the row has emitted so many
+
+    def for_choice(self, index: int) -> "Sampling":
+        """The settings of one of several rows for a request: the first has its seed, others one of theirs."""
+        if index == 0:
+            return self
+        words = f"{self.seed & (2**64 - 1)}:{index}".encode()
+        seed = int.from_bytes(hashlib.sha256(words).digest()[:8], "little")
+        return replace(self, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)
