@@ -1,7 +1,8 @@
 # make serve      serve the embedded pair on 127.0.0.1:8000
 # make test       run the tests                                   (ARGS='-k window' goes to pytest)
-# make check      format, lint, types, import contracts, spelling
+# make check      format, lint, types, import contracts, spelling, protos
 # make fix        rewrite what the formatter and the linter can repair
+# make protos     generate deployments/rpc from protos
 # make bench      run the benchmarks
 # make venv       make the environment alone                      (BACKEND=cuda13 makes the CUDA one)
 # make clean      remove environments and build products
@@ -9,7 +10,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check format lint types imports spelling fix bench wheel clean system
+.PHONY: help venv serve test check format lint types imports spelling fix bench wheel clean system \
+	protos protos-check protos-image
 
 HOST ?= 127.0.0.1
 HTTP_PORT ?= 8000
@@ -94,7 +96,7 @@ serve: $(VENV)/.run
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(ARGS)
 
-check: format lint types imports spelling
+check: format lint types imports spelling protos-check
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format --check
@@ -114,6 +116,41 @@ spelling: $(VENV)/.dev
 fix: $(VENV)/.dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# Generated code refuses runtimes older than its generator, so the generator is an old one. It wants an older
+# protobuf than we run, so it has an environment of its own. The virtual path gives the modules their own names
+# (deployments.rpc.dflash.v1...): Ray pickles messages by them.
+PROTOC_VERSION := 1.76.0
+PROTOC := build/protoc-$(PROTOC_VERSION)
+RPC := deployments/rpc
+PROTO_SOURCES := $(patsubst protos/%,$(RPC)/%,$(wildcard protos/dflash/*/*.proto))
+
+$(PROTOC)/.made:
+	$(call need-python)
+	"$(PYTHON)" -m venv --clear $(PROTOC)
+	$(PROTOC)/bin/python -m pip install --quiet grpcio-tools==$(PROTOC_VERSION)
+	@touch $@
+
+define generate
+$(PROTOC)/bin/python -m grpc_tools.protoc -I $(RPC)=protos \
+	--python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTO_SOURCES)
+endef
+
+protos: $(PROTOC)/.made
+	$(call generate,.)
+
+# What is committed is what the generator gives, and a client of yesterday still understands us.
+protos-check: $(VENV)/.dev $(PROTOC)/.made
+	$(BIN)/buf lint protos
+	$(BIN)/buf format --diff --exit-code protos
+	$(BIN)/buf breaking protos --against protos/image.binpb
+	@rm -rf build/protos && mkdir -p build/protos
+	@$(call generate,build/protos)
+	diff -r build/protos/$(RPC)/dflash $(RPC)/dflash -x __init__.py -x __pycache__
+
+# At a release: from here on, this is what must not break.
+protos-image: $(VENV)/.dev
+	$(BIN)/buf build protos -o protos/image.binpb
 
 bench: $(VENV)/.test
 	@if $(BIN)/dflash-serve bench --help >/dev/null 2>&1; then $(BIN)/dflash-serve bench $(ARGS); \

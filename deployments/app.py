@@ -18,7 +18,7 @@ from ray.serve.schema import LoggingConfig
 
 from deployments.drafter import DrafterReplica
 from deployments.engine import Engine, LocalEngine
-from deployments.router import RouterIngress
+from deployments.ingress import RouterIngress
 from deployments.settings import Place, Placement, Settings, load_settings
 from deployments.target import TargetReplica
 

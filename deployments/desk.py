@@ -55,6 +55,7 @@ class Desk:
         self._pause_s = 0.0
         self._is_pausing = False
         self._is_closed = False
+        self._is_draining = False
         self._mean_seconds = 2.0  # of recent requests, from admission to end
 
     @property
@@ -93,6 +94,16 @@ class Desk:
             for ticket in tickets.values():
                 self._leave(ticket, reason)
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused from now on."""
+        return self._is_draining
+
+    def drain(self) -> int:
+        """Take nothing new from now on; the number of requests that are not over."""
+        self._is_draining = True
+        return self.num_waiting + self.num_running
+
     def close(self) -> None:
         """End everything; for a replica that stops."""
         self._is_closed = True
@@ -104,7 +115,7 @@ class Desk:
 
         All of them or none.
         """
-        if self._is_closed:
+        if self._is_closed or self._is_draining:
             raise Unavailable("the server is shutting down; try again in a moment")
         tickets = {index: self._new_ticket(generation, index) for index in range(generation.num_choices)}
         events = tickets[0].events

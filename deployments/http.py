@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib.metadata
-from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -23,9 +22,10 @@ from deployments.openai.middleware import (
     request_id_of,
 )
 from deployments.openai.parse import check_content_type, parse_body
-from deployments.openai.prepare import effective_defaults, prepare, require_model
+from deployments.openai.prepare import effective_defaults, require_model
 from deployments.openai.respond import GenerationResponse
 from deployments.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.preparing import Preparer
 from dflash_core.errors import DFlashError
 
 OPEN_PATHS = ("/health",)
@@ -60,19 +60,14 @@ def create_app(
 
 
 def _add_generation(app: FastAPI, backend: Backend, limits: Limits) -> None:
-    # Tokenising a book takes seconds: off the event loop, in order, and with no short prompt behind it.
-    short = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenise-short")
-    long = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenise-long")
+    preparer = Preparer(backend, limits)
 
     async def respond(request: Request, schema: type[GenerationRequest], dialect: Dialect) -> Response:
         check_content_type(request.headers.get("content-type"))
         body = await _read_body(request, limits.body_timeout_s)
-        tokenising = short if len(body) < limits.long_body_bytes else long
         parsed = parse_body(body, schema)
         ignored = ignored_fields(parsed.extra)
-        generation = await asyncio.get_running_loop().run_in_executor(
-            tokenising, prepare, parsed, backend, limits, request_id_of(request.scope)
-        )
+        generation = await preparer.prepare(parsed, len(body), request_id_of(request.scope))
         headers = {"x-dflash-ignored": ", ".join(ignored)} if ignored else {}
         return GenerationResponse(backend, generation, dialect, limits, headers)
 

@@ -39,7 +39,8 @@ def _parse(line: str, number: int, file: Path, tokenizer: Tokenizer, sampling: S
         name = str(entry.get("custom_id", number))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidRequest(f"{file}, line {number}: not a chat request of a batch file") from error
-    chosen = Sampling(temperature=float(body.get("temperature") or 0.0), seed=number)
+    chosen = Sampling(temperature=float(body.get("temperature") or 0.0), seed=int(body.get("seed", number)))
     if sampling is not None:
         chosen = replace(sampling, seed=number)
-    return RowRequest(RowId(name), tuple(tokens), max_tokens, chosen, tokenizer.eos_token_ids)
+    stops = frozenset[int]() if body.get("ignore_eos") else tokenizer.eos_token_ids
+    return RowRequest(RowId(name), tuple(tokens), max_tokens, chosen, stops)

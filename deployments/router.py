@@ -1,6 +1,7 @@
-"""The router deployment: HTTP ingress, the queue, and the windows it keeps open on targets."""
+"""The router: the queue, and the windows it keeps open on targets. ``ingress`` puts it on the wire."""
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
@@ -8,7 +9,6 @@ from dataclasses import asdict
 from typing import Any, cast
 
 import ray
-from ray import serve
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.types import ASGIApp
 
@@ -17,7 +17,9 @@ from deployments.desk import Desk
 from deployments.engine import Engine
 from deployments.generation import Event, Generation, ModelCard
 from deployments.inbox import RemoteInbox
+from deployments.keys import keys_of
 from deployments.messages import Answer, Closed, Letter, Opening, Refused
+from deployments.openai.limits import Limits
 from deployments.settings import Settings
 from deployments.telemetry import Snapshot, Statistics
 from dflash_core.request import WindowId
@@ -54,13 +56,16 @@ class ServeStage:
 
     def send(self, window_id: WindowId, letter: Letter) -> None:
         """Mail to whichever replica plays the window."""
-        self._watch(self._inbox_of(window_id).put(window_id, letter))
+        inbox = self._inbox_of(window_id)
+        # A context of its own: Ray cancels whatever a cancelled request has called, and so the letter that
+        # takes its row out, or lets the next one in. Letters behind a lost one would wait for ever.
+        self._watch(contextvars.Context().run(inbox.put, window_id, letter))
 
     def forget(self, window_id: WindowId) -> None:
         """End the window's mailbox."""
         inbox = self._inboxes.pop(window_id, None)
         if inbox is not None:
-            self._watch(inbox.close(window_id))
+            self._watch(contextvars.Context().run(inbox.close, window_id))
 
     async def mend(self) -> None:
         """A new inbox, if the one there does not answer."""
@@ -109,13 +114,16 @@ class RouterReplica:
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve's hook for an ingress whose app is built on the replica."""
         from deployments.http import create_app
-        from deployments.openai.limits import Limits
 
-        settings = self._settings
-        limits = Limits(max_body_bytes=settings.max_body_bytes, request_timeout_s=settings.request_timeout_s)
-        keys = _read_keys(self._settings)
         # Serve's proxy returns the request id.
-        return create_app(self, limits=limits, api_keys=keys, returns_request_id=False)
+        keys = keys_of(self._settings)
+        return create_app(self, limits=self.limits, api_keys=keys, returns_request_id=False)
+
+    @property
+    def limits(self) -> Limits:
+        """What both edges allow."""
+        settings = self._settings
+        return Limits(max_body_bytes=settings.max_body_bytes, request_timeout_s=settings.request_timeout_s)
 
     @property
     def model_card(self) -> ModelCard:
@@ -134,12 +142,15 @@ class RouterReplica:
                 yield event
 
     async def health(self) -> Mapping[str, object]:
-        """``ok`` once a target answers; what is served, how busy it is, and on what it runs."""
+        """What is served, how busy it is, and on what it runs.
+
+        The status is ``ok`` once a target answers, ``draining`` from ``drain`` on.
+        """
         target = await self._target_stats()
         facts = target.pop("facts") if target is not None else {}
         card = self.model_card
         return {
-            "status": "loading" if target is None else "ok",
+            "status": self._status(target is not None),
             "model": card.names[0],
             "drafter": card.drafter,
             "drafter_state": target["drafter"] if target is not None else None,
@@ -154,6 +165,10 @@ class RouterReplica:
             "exchange": asdict(self._desk.traffic),
         }
 
+    async def drain(self) -> int:
+        """Refuse new requests with 503 from now on; the number of those that are not over."""
+        return self._desk.drain()
+
     async def snapshot(self) -> Sequence[Snapshot]:
         """Statistics of this router's requests and windows."""
         return [self._statistics.snapshot()]
@@ -167,6 +182,11 @@ class RouterReplica:
         least = generation.sampling.min_tokens
         return TextStream(self._parts.tokenizer, generation.stop_strings, min_tokens=least)
 
+    def _status(self, has_target: bool) -> str:
+        if self._desk.is_draining:
+            return "draining"
+        return "ok" if has_target else "loading"
+
     async def _target_stats(self) -> dict[str, Any] | None:
         call = self._target.options(method_name="stats", _by_reference=True)
         try:
@@ -178,17 +198,3 @@ class RouterReplica:
 
 async def _awaited(response: Awaitable[Any]) -> Any:
     return await response
-
-
-def _read_keys(settings: Settings) -> tuple[str, ...]:
-    """One key a line; empty lines and lines that start with # do not count."""
-    if settings.api_keys_file is None:
-        return ()
-    lines = settings.api_keys_file.read_text(encoding="utf-8").splitlines()
-    keys = tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
-    if not keys:
-        raise ValueError("the file of API keys has no key in it")
-    return keys
-
-
-RouterIngress = serve.ingress()(RouterReplica)

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 EMBEDDED = "embedded"
 ENVIRONMENT_PREFIX = "DFLASH_"
@@ -69,6 +77,7 @@ class Settings(_Strict):
     grpc_port: Port = 9000
     address: str | None = None  # a running Ray cluster to join; None: start one here
     api_keys_file: Path | None = None
+    api_keys: tuple[SecretStr, ...] = ()  # from DFLASH_API_KEYS, with commas; a flag would show in ps
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024)
 
     # Windows and queue.
@@ -110,6 +119,13 @@ class Settings(_Strict):
             raise ValueError("at least one name, none of them empty")
         return names
 
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _split_keys(cls, value: Any) -> Any:
+        return (
+            tuple(key.strip() for key in value.split(",") if key.strip()) if isinstance(value, str) else value
+        )
+
     @field_validator("drafter", "cache_dir", mode="before")
     @classmethod
     def _none(cls, value: Any) -> Any:
@@ -131,6 +147,11 @@ class Settings(_Strict):
         """How long a replica may drain: the oldest window's joins, and the longest row after them."""
         return self.window_max_age_s + self.request_timeout_s + 10.0
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether callers need a key."""
+        return bool(self.api_keys) or self.api_keys_file is not None
+
     @classmethod
     def of(cls, value: "Settings | Mapping[str, Any]") -> "Settings":
         """Validate what an application builder was given; a plain mapping reads the environment too."""
@@ -150,6 +171,8 @@ def load_settings(
     merged: dict[str, Any] = {"cache_dir": find_cache_dir(environment)}
     merged |= _read_file(file) if file is not None else {}
     merged |= _read_environment(environment)
+    if flags and flags.get("api_keys") is not None:
+        raise SettingsError("api_keys: never a flag; use the variable DFLASH_API_KEYS, or api_keys_file")
     merged |= {name: value for name, value in (flags or {}).items() if value is not None}
     try:
         return Settings.model_validate(merged)

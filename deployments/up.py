@@ -10,15 +10,18 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from deployments.cluster import hushed, joined_cluster, own_cluster
 from deployments.engine import LocalEngine
+from deployments.rpc.options import grpc_options
 from deployments.settings import Settings
 from dflash_core.errors import CheckpointError, DFlashError, Unavailable
 
 if TYPE_CHECKING:
+    from ray.serve._private.client import ServeControllerClient
     from ray.serve._private.common import ReplicaState
+    from ray.serve.config import gRPCOptions
 
 PROGRESS_PERIOD_S = 0.5
 
@@ -34,6 +37,7 @@ def up(settings: Settings) -> None:
         print(ready_line(settings), flush=True)
         stop.wait()
         _say("stopping: waiting for running requests (again to stop at once)")
+        _drain(settings.request_timeout_s)
 
 
 def ready_line(settings: Settings) -> str:
@@ -45,7 +49,7 @@ def ready_line(settings: Settings) -> str:
         "stream": True,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
     }
-    key = ' -H "authorization: Bearer $DFLASH_API_KEY"' if settings.api_keys_file is not None else ""
+    key = ' -H "authorization: Bearer $DFLASH_API_KEY"' if settings.has_keys else ""
     curl = (
         f"curl -sN {address}/v1/chat/completions -H 'content-type: application/json'{key} "
         f"-d {shlex.quote(json.dumps(body))}"
@@ -64,7 +68,8 @@ def _ray(settings: Settings) -> Iterator[None]:
         with joined_cluster(settings.address, _say):
             yield
         return
-    _check_port(settings)
+    _check_port(settings.host, settings.http_port)
+    _check_port("::" if socket.has_ipv6 else "0.0.0.0", settings.grpc_port)  # Ray's gRPC takes all interfaces
     with own_cluster(settings, _say):
         yield
 
@@ -78,6 +83,7 @@ def _serve(settings: Settings) -> Iterator[None]:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # our own lines tell how far it is
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is not None:
+        _check_grpc(client, settings)
         found, wanted = client.http_config, (settings.host, settings.http_port)
         if (found.host, found.port) != wanted:
             raise Unavailable(
@@ -87,8 +93,11 @@ def _serve(settings: Settings) -> Iterator[None]:
             )
         yield
         return
-    _say(f"starting Serve on {settings.host}:{settings.http_port}")
-    serve.start(http_options={"host": settings.host, "port": settings.http_port})
+    _say(f"starting Serve on {settings.host}:{settings.http_port}, gRPC on port {settings.grpc_port}")
+    serve.start(
+        http_options={"host": settings.host, "port": settings.http_port},
+        grpc_options=grpc_options(settings.grpc_port),
+    )
     try:
         yield
     finally:
@@ -96,9 +105,25 @@ def _serve(settings: Settings) -> Iterator[None]:
             serve.shutdown()
 
 
+def _check_grpc(client: "ServeControllerClient", settings: Settings) -> None:
+    """Say so where the Serve that runs already does not serve our gRPC contract; HTTP works all the same."""
+    import ray
+
+    found = cast("gRPCOptions", ray.get(client._controller.get_grpc_config.remote()))
+    wanted = grpc_options(settings.grpc_port)
+    functions: list[str] = wanted["grpc_servicer_functions"]
+    if found.port != wanted["port"] or not set(functions) <= set(found.grpc_servicer_functions):
+        flags = [f"--grpc-port {settings.grpc_port}"]
+        flags += [f"--grpc-servicer-functions {name}" for name in functions]
+        _say(
+            "no gRPC: the Serve that runs on this cluster was started without our services "
+            f"(serve start {' '.join(flags)})"
+        )
+
+
 @contextmanager
 def _application(settings: Settings, stop: threading.Event) -> Iterator[None]:
-    """Run our application; on the way out drain it and delete it, and nothing else."""
+    """Run our application; on the way out delete it, and nothing else."""
     from ray import serve
 
     from deployments.app import APP_NAME, build
@@ -115,6 +140,13 @@ def _application(settings: Settings, stop: threading.Event) -> Iterator[None]:
     finally:
         with hushed():
             serve.delete(APP_NAME)
+
+
+def _drain(timeout_s: float) -> None:
+    from deployments.app import APP_NAME
+    from deployments.draining import drain
+
+    drain(APP_NAME, timeout_s)
 
 
 @contextmanager
@@ -182,13 +214,13 @@ def _stop_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _check_port(settings: Settings) -> None:
+def _check_port(host: str, port: int) -> None:
     """A port in use is told here in one line, not by Serve after half a minute."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((settings.host, settings.http_port))
+            probe.bind((host, port))
         except OSError as error:
-            where = f"{settings.host}:{settings.http_port}"
+            where = f"{host}:{port}"
             raise Unavailable(f"cannot listen on {where}: {error.strerror}; choose another port") from error

@@ -108,6 +108,4 @@ def next_logits(target: Target, prefix: Sequence[int]) -> np.ndarray:
         tokens = np.zeros((1, 64), dtype=np.int32)
         tokens[0, : len(chunk)] = chunk
         target.prefill(caches, tokens, np.array([len(chunk)], dtype=np.int32), greedy)
-    caches.reserve(1)
-    hidden, *_ = target.network.verify(mx.array([[prefix[-1]]]), mx.array(caches.lengths), caches.arrays)
-    return np.array(target.network.logits(hidden).astype(mx.float32))[0, 0]
+    return target.next_logits(caches, prefix[-1])

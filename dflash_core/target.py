@@ -104,6 +104,7 @@ class Target:
         self._feature_size = feature_size or 1  # without taps: one number that nobody reads
         self._verifies: dict[tuple[Variant, str], Callable[..., Any]] = {}
         self._prefills: dict[tuple[Variant, int | None], Callable[..., Any]] = {}
+        self._next_logits: Callable[..., mx.array] | None = None
 
     @property
     def feature_size(self) -> int:
@@ -200,6 +201,34 @@ class Target:
         mx.async_eval(packed, features, *rest)
         caches.put(CacheArrays(*rest))
         return Verdict(packed, features, block.sampling.asked, tokens.shape[1])
+
+    def next_logits(self, caches: RowCaches, token: int) -> np.ndarray:
+        """Logits [V] float32 of a lone row after ``token``; for whoever scores, not for rounds.
+
+        The caches are spent. Compiled like every other forward: a round's numbers come from compiled ones.
+        """
+        caches.reserve(1)
+        if self._next_logits is None:
+            self._next_logits = mx.compile(self._make_next_logits())
+        arrays = caches.take()
+        lengths, tokens = mx.array(caches.lengths), mx.array([[token]], dtype=mx.int32)
+        return np.array(
+            self._next_logits(tokens, lengths, arrays.keys, arrays.values, arrays.states, arrays.conv)
+        )
+
+    def _make_next_logits(self) -> Callable[..., mx.array]:
+        def run(
+            tokens: mx.array,
+            lengths: mx.array,
+            keys: list[mx.array],
+            values: list[mx.array],
+            states: mx.array,
+            conv: mx.array,
+        ) -> mx.array:
+            hidden, *_ = self.network.verify(tokens, lengths, CacheArrays(keys, values, states, conv))
+            return self.network.logits(hidden)[0, 0].astype(mx.float32)
+
+        return run
 
     def _project(self, features: mx.array) -> mx.array:
         return features if self._projection is None else self._projection(features)

@@ -59,6 +59,7 @@ class Window:
         self._take_features = CONTEXT_POLICIES[policy.context]
         self._sampling: SamplingArrays | None = None
         self._num_rounds = 0
+        self._is_closed = False
 
     # Membership
 
@@ -86,8 +87,11 @@ class Window:
         """Queue a row; it takes a slot when one is free.
 
         Raises ContextLengthExceeded if its tokens and budget do not fit, InvalidRequest if it is empty
-        or names tokens outside the vocabulary: MLX would not check.
+        or names tokens outside the vocabulary (MLX would not check), or if its id is taken.
         """
+        self._assert_open()
+        if self._has(request.row_id):
+            raise InvalidRequest(f"the window has a row {request.row_id} already")
         if not request.tokens or request.max_tokens < 1:
             raise InvalidRequest("a row needs at least one token and one token of budget")
         if len(request.tokens) + request.max_tokens > self.target.max_context:
@@ -116,7 +120,8 @@ class Window:
                 return
 
     def close(self) -> None:
-        """Drop every row and the drafter's contexts."""
+        """Drop every row and the drafter's contexts; the window's last call."""
+        self._is_closed = True
         self._queue.clear()
         for row in tuple(self._prefill.rows):
             if row is not None:
@@ -124,10 +129,18 @@ class Window:
         self.rows = [None]
         self.drafter.close(self.window_id)
 
+    def _assert_open(self) -> None:
+        assert not self._is_closed, "a window that was closed plays no more"
+
+    def _has(self, row_id: RowId) -> bool:
+        rows = (*self.rows, *self._prefill.rows, *self._queue)
+        return any(row is not None and row.row_id == row_id for row in rows)
+
     # Playing
 
     def step(self) -> RoundReport:
         """Read at most one chunk of prompts, then play one round for the live rows."""
+        self._assert_open()
         began = time.perf_counter()
         num_prefilled, first = self._advance_prefill()
         prefill_seconds = time.perf_counter() - began

@@ -107,21 +107,32 @@ def failure_of(error: Exception, request_id: str) -> Failure:
     param, code = None, error.kind
     if isinstance(error, InvalidRequest):
         param, code = error.param, error.code
-    return Failure(status, _body(str(error), type_, param, code), _headers(error, status))
+    return Failure(status, _body(str(error), type_, param, code), _headers(error))
 
 
 def _body(message: str, type_: str, param: str | None, code: str) -> ErrorBody:
     return {"error": {"message": message, "type": type_, "param": param, "code": code}}
 
 
-def _headers(error: DFlashError, status: int) -> dict[str, str]:
-    if isinstance(error, QueueFull):
-        return {"retry-after": str(max(1, math.ceil(error.retry_after)))}
-    if status == 503:
-        seconds = getattr(error, "retry_after", _RETRY_AFTER_S) if isinstance(error, Unavailable) else 1.0
-        return {"retry-after": str(max(1, math.ceil(seconds)))}
+def _headers(error: DFlashError) -> dict[str, str]:
+    seconds = retry_after(error)
+    if seconds is not None:
+        return {"retry-after": str(seconds)}
     if isinstance(error, InvalidApiKey):
         return {"www-authenticate": "Bearer"}
     if isinstance(error, BodyTimeout):
         return {"connection": "close"}  # what is still to come of the body is no next request
     return {}
+
+
+def retry_after(error: DFlashError) -> int | None:
+    """Seconds after which trying again may help; None where it would not."""
+    if isinstance(error, QueueFull):
+        seconds = error.retry_after
+    elif isinstance(error, Unavailable):
+        seconds = getattr(error, "retry_after", _RETRY_AFTER_S)
+    elif _ROWS.get(error.kind, (500, ""))[0] == 503:
+        seconds = 1.0
+    else:
+        return None
+    return max(1, math.ceil(seconds))

@@ -140,7 +140,7 @@ class GatedDeltaLayer:
     ) -> tuple[mx.array, mx.array, mx.array]:
         """Output [B, T, D] and the state and conv window after each row's first ``counts`` tokens."""
         inputs, z, conv_input = self._project(x, conv)
-        y, state = gated_delta.run_chunks(*inputs, state, counts)
+        y, state = gated_delta.run_prompt(*inputs, state, counts)
         return self._finish(y, z, x.dtype), state, conv_after(conv_input, counts, self.conv_size)
 
 

@@ -88,12 +88,15 @@ def test_preparing_twice_does_the_work_once():
     assert blas.prepare() is blas.prepare()
 
 
-def test_idle_blas_threads_soon_sleep_unless_told_otherwise(
-    prepare: Prepare, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "ours"), [("OPENBLAS_THREAD_TIMEOUT", "16"), ("MLX_CUDA_GRAPH_CACHE_SIZE", "6000")]
+)
+def test_what_libraries_read_once_is_set_unless_the_operator_did(
+    prepare: Prepare, monkeypatch: pytest.MonkeyPatch, name: str, ours: str
 ):
-    monkeypatch.delenv("OPENBLAS_THREAD_TIMEOUT", raising=False)
+    monkeypatch.delenv(name, raising=False)
     prepare()
-    assert os.environ["OPENBLAS_THREAD_TIMEOUT"] == "16"
-    monkeypatch.setenv("OPENBLAS_THREAD_TIMEOUT", "26")
+    assert os.environ[name] == ours
+    monkeypatch.setenv(name, "26")
     prepare()
-    assert os.environ["OPENBLAS_THREAD_TIMEOUT"] == "26"
+    assert os.environ[name] == "26"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflash_core.ops import gated_delta
 from dflash_core.ops.gated_delta import (
     MAX_BLOCK,
     Journal,
@@ -16,6 +17,7 @@ from dflash_core.ops.gated_delta import (
     log_decay,
     run_block,
     run_chunks,
+    run_kernel,
     state_after,
 )
 from tests.core.engine_fixtures import eager
@@ -236,6 +238,37 @@ def test_chunks_of_ragged_prompts_equal_the_loop(kind: str) -> None:
         assert error(after[b], states[n, b]) < 1e-9
         if n:
             assert error(y[b, :n], outputs[b, :n]) < 1e-9
+
+
+@pytest.mark.parametrize("kind", ["random", "repeated word", "forgets at times"])
+def test_mlxs_own_operation_says_the_same_of_ragged_prompts(kind: str) -> None:
+    """Metal's way through a prompt; elsewhere the same operation is a loop of MLX's, which this runs."""
+    T, counts = 48, np.array([0, 1, 31, 48])
+    inputs = make(kind, T, np.random.default_rng(9), B=len(counts), Dk=32, Dv=32)
+    outputs, states = loop(inputs)
+    q, k, v, log_g, beta, state = inputs.arrays(mx.float32)
+    y, after = run_kernel(q, k, v, log_g, beta, state, mx.array(counts))
+    for b, n in enumerate(counts):
+        assert error(after[b], states[n, b]) < 1e-4
+        if n:
+            assert error(y[b, :n], outputs[b, :n]) < 1e-4
+
+
+def test_a_prompt_goes_by_the_kernel_on_metal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways: list[str] = []
+    for name in ("run_kernel", "run_chunks"):
+        monkeypatch.setattr(gated_delta, name, lambda *_, name=name: ways.append(name))
+    for is_metal, device, Dk in (
+        (True, mx.gpu, 32),
+        (True, mx.gpu, 16),
+        (True, mx.cpu, 32),
+        (False, mx.gpu, 32),
+    ):
+        monkeypatch.setattr(mx.metal, "is_available", lambda is_metal=is_metal: is_metal)
+        monkeypatch.setattr(mx, "default_device", lambda device=device: device)
+        q = np.zeros((1, 1, 1, Dk))
+        gated_delta.run_prompt(*[q] * 7)  # pyright: ignore[reportArgumentType]
+    assert ways == ["run_kernel", "run_chunks", "run_chunks", "run_chunks"]
 
 
 @pytest.mark.parametrize("T", [1, 2, 3, 5, 13, 16, 33, 64])

@@ -380,6 +380,27 @@ def test_running_rows_play_a_round_in_every_step_while_prompts_are_read() -> Non
     assert tokens_of(reports) == spoken([running, *long])
 
 
+def test_a_row_id_is_taken_until_its_row_has_left() -> None:
+    """In the queue, in prefill and in the round; a second row would end in the first one's context."""
+    request = row("r", prompt(1, 40), 6)
+    with opened(tiny_lane(), request, prefill_chunk=16) as window:
+        for _ in range(4):  # queued, prefilling, prefilling, live
+            with pytest.raises(InvalidRequest, match="has a row r already"):
+                window.admit(request)
+            window.step()
+        window.retire(request.row_id)
+        window.admit(request)
+        assert tokens_of(finish(window)) == spoken([request])
+
+
+def test_a_closed_window_says_so() -> None:
+    window = open_window(tiny_lane())
+    window.close()
+    for play in (lambda: window.admit(row("r", prompt(1, 4), 2)), window.step):
+        with pytest.raises(AssertionError, match="was closed"):
+            play()
+
+
 def test_waiting_rows_are_reported_until_they_play() -> None:
     requests = [row(f"r{i}", prompt(i, 40), 6) for i in range(3)]
     with opened(

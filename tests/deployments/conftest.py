@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from deployments.cluster import start_node
+from deployments.rpc.options import grpc_options
 from tests.deployments.fake_engine import RoundLog
 
 if TYPE_CHECKING:
@@ -38,7 +39,13 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[int]:
+def grpc_port() -> int:
+    """Where ``ray_cluster`` serves gRPC."""
+    return free_port()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(grpc_port: int) -> Iterator[int]:
     """Start Ray and Serve, once for all tests that need them; gives the HTTP port."""
     import ray
     from ray import serve
@@ -66,7 +73,9 @@ def ray_cluster() -> Iterator[int]:
         )
         port = free_port()
         try:
-            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            serve.start(
+                http_options={"host": "127.0.0.1", "port": port}, grpc_options=grpc_options(grpc_port)
+            )
             yield port
         finally:
             serve.shutdown()

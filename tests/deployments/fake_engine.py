@@ -31,6 +31,7 @@ from dflash_core.request import RowId, RowRequest, WindowId
 from dflash_core.text.tokenizer import Tokenizer
 
 BLOCK = 4
+FAULT = 299  # a prompt with this token fails in its third round
 DIM = 64
 PAIR = Path(dflash_core.pair.__file__).parent
 
@@ -165,6 +166,8 @@ class FakeWindow:
         return np.array(drafts.ids)
 
     def _commit(self, row: FakeRow, drafts: np.ndarray) -> RowProgress:
+        if FAULT in row.prompt and row.tokens[2:]:
+            return RowProgress(row.request.row_id, (), 0, 0, 0, "error", "the row went wrong", "row_failed")
         truth = [script(row.prompt, row.length + k) for k in range(BLOCK)]
         walked = 0
         while walked < len(drafts) and drafts[walked] == truth[walked]:

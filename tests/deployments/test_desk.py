@@ -24,7 +24,7 @@ from deployments.messages import (
 )
 from deployments.telemetry import Statistics
 from deployments.ticket import Ticket
-from dflash_core.errors import DeadlineExceeded, QueueFull, RowFailed
+from dflash_core.errors import DeadlineExceeded, QueueFull, RowFailed, Unavailable
 from dflash_core.events import RoundReport, RowProgress, TokenLogprobs
 from dflash_core.request import RowId, RowRequest, Sampling, WindowId
 from dflash_core.text.stream import TextStream
@@ -276,6 +276,19 @@ async def test_a_row_that_fails_tells_its_own_client_alone() -> None:
     with pytest.raises(RowFailed, match="not finite"):
         await failing
     assert tokens(await other) == expected(request(2, 50))
+
+
+async def test_a_draining_desk_refuses_what_is_new_and_ends_what_it_has() -> None:
+    stage = LocalStage()
+    d = desk(stage)
+    running = asyncio.ensure_future(collect(d, request(1, 60)))
+    await asyncio.sleep(0.02)
+    assert d.drain() == 1
+    assert d.is_draining
+    with pytest.raises(Unavailable, match="shutting down"):
+        await collect(d, request(2))
+    assert tokens(await running) == expected(request(1, 60))
+    assert d.drain() == 0
 
 
 # Several choices of one request

@@ -80,6 +80,17 @@ def test_a_line_that_is_no_chat_is_named(tmp_path: Path) -> None:
         read_prompts(file, Tokenizer.load(TARGET))
 
 
+def test_a_lines_own_seed_and_end_count(tmp_path: Path) -> None:
+    file = tmp_path / "chats.jsonl"
+    body = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 1.0}
+    lines = [body, body | {"seed": 9, "ignore_eos": True, "max_tokens": 5}]
+    file.write_text("".join(json.dumps({"body": line}) + "\n" for line in lines), encoding="utf-8")
+    tokenizer = Tokenizer.load(TARGET)
+    first, second = read_prompts(file, tokenizer)
+    assert (first.sampling.seed, first.stop_token_ids) == (1, tokenizer.eos_token_ids)
+    assert (second.sampling.seed, second.stop_token_ids, second.max_tokens) == (9, frozenset(), 5)
+
+
 def test_bench_prints_every_arm_as_json(prompts: Path) -> None:
     arguments = ["bench", "--prompts", str(prompts), "--limit", "2", "--rows", "2", "--repeat", "1"]
     arguments += ["--width", "16", "--arms", "classic,clamp,per_row", "--json"]

@@ -1,13 +1,16 @@
 """Windows over real Ray Serve with a scripted engine: who shares, who waits, who is refused, who survives."""
 
+import threading
 import time
 from typing import Any, cast
 
+import httpx2
 import pytest
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.app import APP_NAME
+from deployments.draining import drain
 from deployments.generation import Ended, TextTokens
 from deployments.inbox import RemoteInbox
 from deployments.messages import Opened, Opening, Refused
@@ -151,6 +154,24 @@ def test_an_upgrade_under_open_windows_loses_nothing(fake_app: DeploymentHandle)
     assert all(client.join().is_complete for client in [*before, *after])
     assert all(len(client.windows) == 1 for client in before)
     assert {c.lanes[0] for c in before}.isdisjoint(c.lanes[0] for c in after)
+
+
+def test_an_application_is_drained_before_its_routes_go(ray_cluster: int, fake_app: DeploymentHandle) -> None:
+    url = f"http://127.0.0.1:{ray_cluster}"
+    running = Client(generation(max_tokens=600)).start(fake_app)
+    wait_until(lambda: running.windows)
+    draining = threading.Thread(target=lambda: ended.append(drain(APP_NAME, 60)))
+    ended: list[bool] = []
+    draining.start()
+    wait_until(lambda: httpx2.get(f"{url}/health").json()["status"] == "draining", 5)
+    refused = httpx2.post(f"{url}/v1/completions", json={"model": "demo", "prompt": "Hi", "max_tokens": 4})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+    assert refused.headers["retry-after"]
+    assert not ended
+    draining.join(30)
+    assert ended == [True]
+    assert running.join(5).is_complete
+    deploy(SETTINGS)  # others may come
 
 
 def _widths(client: Client) -> list[int]:

@@ -1,0 +1,244 @@
+"""A client for ``dflash.v1.DFlashService``, sync and async. Needs grpcio and this package's protos, not Ray.
+
+    with Client("127.0.0.1:9000") as client:
+        for event in client.generate(ask("demo", "Once upon a time", max_tokens=40)):
+            if isinstance(event, Tokens):
+                print(event.text, end="")
+
+Every failure is a ``CallFailed``. Leaving the loop, or closing the generator, cancels the call.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+
+from deployments.rpc.dflash.v1.dflash_pb2 import (
+    Conversation,
+    Finished,
+    GenerateOnceRequest,
+    GenerateOnceResponse,
+    GenerateRequest,
+    GenerateResponse,
+    GenerationSpec,
+    GetStatsRequest,
+    GetStatsResponse,
+    ListModelsRequest,
+    Message,
+    Model,
+    Sampling,
+    Started,
+    Stopping,
+    TokenIds,
+    Tokens,
+)
+from deployments.rpc.dflash.v1.dflash_pb2_grpc import DFlashServiceStub
+
+RpcEvent = Started | Tokens | Finished
+
+# gRPC receives 4 MiB by default, which an answer of 250,000 tokens in one message exceeds.
+MAX_RECEIVED_BYTES = 64 * 2**20
+
+
+class CallFailed(Exception):
+    """A call that did not end well.
+
+    ``kind`` is the server's stable word for it, or ``connection`` where no server of ours answered. ``param``
+    names the field at fault, ``retry_after`` is in seconds; both may be None.
+    """
+
+    def __init__(self, code: grpc.StatusCode, details: str, metadata: Mapping[str, str]):
+        self.code = code
+        self.details = details
+        self.kind = metadata.get("error-kind", _KINDS.get(code, "connection"))
+        self.param = metadata.get("error-param")
+        seconds = metadata.get("retry-after", "")
+        self.retry_after = float(seconds) if seconds.isdecimal() else None
+        self.request_id = metadata.get("request_id", "")
+        super().__init__(f"{code.name}: {details} ({self.kind})")
+
+
+# What the client's own library says, without a word from the server.
+_KINDS = {
+    grpc.StatusCode.CANCELLED: "cancelled",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "deadline_exceeded",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "message_too_large",
+}
+
+
+def ask(
+    model: str,
+    prompt: str | Sequence[int] | Conversation,
+    *,
+    max_tokens: int | None = None,
+    sampling: Sampling | None = None,
+    stopping: Stopping | None = None,
+) -> GenerationSpec:
+    """Say what to generate: a text to continue, its token ids, or a conversation (see ``conversation``)."""
+    spec = GenerationSpec(model=model, max_tokens=max_tokens, sampling=sampling, stopping=stopping)
+    match prompt:
+        case str():
+            spec.text = prompt
+        case Conversation():
+            spec.chat.CopyFrom(prompt)
+        case _:
+            spec.token_ids.CopyFrom(TokenIds(ids=prompt))
+    return spec
+
+
+def conversation(*turns: tuple[str, str]) -> Conversation:
+    """Messages from pairs of role (``system``, ``user``, ``assistant``, ...) and text."""
+    messages = [Message(role=f"ROLE_{role.upper()}", content=text) for role, text in turns]
+    return Conversation(messages=messages)
+
+
+class Client:
+    """Calls from ordinary code. ``timeout_s`` is the call's deadline, the server's own if None."""
+
+    def __init__(
+        self, address: str, *, api_key: str | None = None, max_received_bytes: int = MAX_RECEIVED_BYTES
+    ):
+        self._channel = grpc.insecure_channel(address, options=_options(max_received_bytes))
+        self._stub: Any = DFlashServiceStub(self._channel)
+        self._metadata = _metadata(api_key)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; calls that run are cancelled."""
+        self._channel.close()
+
+    def generate(
+        self, spec: GenerationSpec, *, timeout_s: float | None = None
+    ) -> Generator[RpcEvent, None, None]:
+        """The answer as its tokens come; raises CallFailed, before or after the first event."""
+        with _failures():
+            request = GenerateRequest(spec=spec)
+            call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+            try:
+                for response in call:
+                    yield _event(response)
+            finally:
+                call.cancel()
+
+    def generate_once(self, spec: GenerationSpec, *, timeout_s: float | None = None) -> GenerateOnceResponse:
+        """The whole answer; raises CallFailed."""
+        with _failures():
+            request = GenerateOnceRequest(spec=spec)
+            return self._stub.GenerateOnce(request, timeout=timeout_s, metadata=self._metadata)
+
+    def models(self, *, timeout_s: float | None = None) -> Sequence[Model]:
+        """What is served; raises CallFailed."""
+        with _failures():
+            request = ListModelsRequest()
+            return self._stub.ListModels(request, timeout=timeout_s, metadata=self._metadata).models
+
+    def stats(self, *, timeout_s: float | None = None) -> GetStatsResponse:
+        """How busy the server is and what it has done; raises CallFailed."""
+        with _failures():
+            return self._stub.GetStats(GetStatsRequest(), timeout=timeout_s, metadata=self._metadata)
+
+
+class AsyncClient:
+    """The same calls on an event loop. Make it where the loop runs."""
+
+    def __init__(
+        self, address: str, *, api_key: str | None = None, max_received_bytes: int = MAX_RECEIVED_BYTES
+    ):
+        self._channel = grpc.aio.insecure_channel(address, options=_options(max_received_bytes))
+        self._stub: Any = DFlashServiceStub(self._channel)
+        self._metadata = _metadata(api_key)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; calls that run are cancelled."""
+        await self._channel.close()
+
+    async def generate(
+        self, spec: GenerationSpec, *, timeout_s: float | None = None
+    ) -> AsyncGenerator[RpcEvent, None]:
+        """The answer as its tokens come; raises CallFailed, before or after the first event."""
+        async with _aio_failures():
+            request = GenerateRequest(spec=spec)
+            call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+            try:
+                async for response in call:
+                    yield _event(response)
+            finally:
+                call.cancel()
+
+    async def generate_once(
+        self, spec: GenerationSpec, *, timeout_s: float | None = None
+    ) -> GenerateOnceResponse:
+        """The whole answer; raises CallFailed."""
+        async with _aio_failures():
+            request = GenerateOnceRequest(spec=spec)
+            return await self._stub.GenerateOnce(request, timeout=timeout_s, metadata=self._metadata)
+
+    async def models(self, *, timeout_s: float | None = None) -> Sequence[Model]:
+        """What is served; raises CallFailed."""
+        async with _aio_failures():
+            request = ListModelsRequest()
+            response = await self._stub.ListModels(request, timeout=timeout_s, metadata=self._metadata)
+            return response.models
+
+    async def stats(self, *, timeout_s: float | None = None) -> GetStatsResponse:
+        """How busy the server is and what it has done; raises CallFailed."""
+        async with _aio_failures():
+            return await self._stub.GetStats(GetStatsRequest(), timeout=timeout_s, metadata=self._metadata)
+
+
+def _event(response: GenerateResponse) -> RpcEvent:
+    match response.WhichOneof("event"):
+        case "started":
+            return response.started
+        case "tokens":
+            return response.tokens
+        case _:
+            return response.finished
+
+
+def _options(max_received_bytes: int) -> list[tuple[str, int]]:
+    return [("grpc.max_receive_message_length", max_received_bytes)]
+
+
+def _metadata(api_key: str | None) -> list[tuple[str, str]]:
+    return [] if api_key is None else [("authorization", f"Bearer {api_key}")]
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise _failed(error) from None
+
+
+@asynccontextmanager
+async def _aio_failures() -> AsyncIterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise _failed(error) from None
+
+
+def _failed(error: Any) -> CallFailed:
+    """Both libraries' errors have the same three questions to ask."""
+    trailing = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
+    return CallFailed(error.code(), error.details() or "", trailing)

@@ -1,0 +1,26 @@
+"""Prepares requests off the event loop: tokenising a book takes seconds."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from deployments.generation import Backend, Generation
+from deployments.openai.limits import Limits
+from deployments.openai.prepare import prepare
+from deployments.openai.schema import GenerationRequest
+
+
+class Preparer:
+    """Turns checked requests into ``Generation``s, in order, and with no short prompt behind a long one."""
+
+    def __init__(self, backend: Backend, limits: Limits):
+        self._backend = backend
+        self._limits = limits
+        self._short = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenise-short")
+        self._long = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenise-long")
+
+    async def prepare(self, request: GenerationRequest, num_bytes: int, request_id: str) -> Generation:
+        """Fill in and check what needs the model; ``num_bytes`` is the request's size on the wire."""
+        tokenising = self._short if num_bytes < self._limits.long_body_bytes else self._long
+        return await asyncio.get_running_loop().run_in_executor(
+            tokenising, prepare, request, self._backend, self._limits, request_id
+        )

@@ -1,0 +1,1 @@
+"""Generated code of ``dflash.v1``."""

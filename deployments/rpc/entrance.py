@@ -1,0 +1,32 @@
+"""The way in, for both contracts: who may call, how large a request may be, and what it becomes."""
+
+from ray.serve.grpc_util import RayServegRPCContext
+
+from deployments.generation import Backend, Generation
+from deployments.openai.errors import PayloadTooLarge
+from deployments.openai.limits import Limits
+from deployments.openai.schema import GenerationRequest
+from deployments.preparing import Preparer
+from deployments.rpc.access import Access
+from deployments.rpc.status import request_id_of
+
+
+class Entrance:
+    """Checks callers and prepares requests; one for a replica."""
+
+    def __init__(self, backend: Backend, limits: Limits, access: Access):
+        self._access = access
+        self._max_bytes = limits.max_body_bytes
+        self._preparer = Preparer(backend, limits)
+
+    def check(self, context: RayServegRPCContext, num_bytes: int = 0) -> None:
+        """Raise unless the caller may come in, with a request of this size."""
+        self._access.check(context)
+        if num_bytes > self._max_bytes:
+            raise PayloadTooLarge(f"The request has {num_bytes} bytes; the limit is {self._max_bytes}.")
+
+    async def prepare(
+        self, request: GenerationRequest, num_bytes: int, context: RayServegRPCContext
+    ) -> Generation:
+        """Fill in and check what needs the model."""
+        return await self._preparer.prepare(request, num_bytes, request_id_of(context))

@@ -1,0 +1,315 @@
+"""The gRPC edge without Ray: requests, answers, statuses and access, with a context of the proxy's making."""
+
+import math
+import pickle
+import re
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pool
+from grpc import StatusCode
+from ray.serve.grpc_util import RayServegRPCContext
+
+from deployments.client import ask, conversation
+from deployments.generation import Event, Generation, Started, TextTokens, Usage
+from deployments.ingress import Ingress
+from deployments.keys import KeyRing, keys_of, read_keys
+from deployments.openai.limits import Limits
+from deployments.openai.schema import ChatRequest, CompletionRequest
+from deployments.rpc import options
+from deployments.rpc.access import Access, is_loopback
+from deployments.rpc.boundary import answered, streamed
+from deployments.rpc.dflash.v1 import dflash_pb2 as pb
+from deployments.rpc.entrance import Entrance
+from deployments.rpc.requests import parse
+from deployments.rpc.service import DFlashService
+from deployments.rpc.status import CODES, ClosingStatus, set_failure
+from deployments.settings import SettingsError, load_settings
+from dflash_core import errors
+from dflash_core.errors import DFlashError, InvalidRequest
+from tests.deployments.http_stub import StubBackend, failing, two_rounds
+
+SECRET = "pid 4242 at 10.0.0.7 in /srv/secret.py"
+
+
+def context(peer: str = "ipv4:127.0.0.1:5000", **metadata: str) -> RayServegRPCContext:
+    """What the proxy makes of a call and sends along."""
+    raw = Mock()
+    raw.invocation_metadata.return_value = list(metadata.items())
+    raw.trailing_metadata.return_value = [("request_id", "r1")]
+    raw.peer.return_value = peer
+    raw.code.return_value = None
+    raw.details.return_value = ""
+    return RayServegRPCContext(raw)
+
+
+def service(backend: StubBackend, keys: tuple[str, ...] = ()) -> DFlashService:
+    return DFlashService(backend, Entrance(backend, Limits(), Access(KeyRing(keys))))
+
+
+def spec(**fields: Any) -> pb.GenerationSpec:
+    return pb.GenerationSpec(model="stub-model", **{"text": "Once", **fields})
+
+
+async def played(backend: StubBackend, asked: RayServegRPCContext) -> list[Any]:
+    request = pb.GenerateRequest(spec=spec())
+    return [message async for message in streamed(asked, service(backend).generate(request, asked))]
+
+
+def test_messages_pickle_under_their_own_module() -> None:
+    request = pb.GenerateRequest(spec=spec(max_tokens=3))
+    assert type(request).__module__ == "deployments.rpc.dflash.v1.dflash_pb2"
+    assert pickle.loads(pickle.dumps(request)) == request
+
+
+def test_smgs_messages_pickle_although_their_module_does_not_exist() -> None:
+    from deployments.rpc.mlx_messages import common
+    from deployments.rpc.mlx_messages import pb as mlx
+
+    request = mlx.GenerateRequest(request_id="a", tokenized=mlx.TokenizedInput(input_ids=[1, 2]))
+    for message in (request, common.GetTokenizerRequest(), mlx.AbortRequest(request_ids=["a"])):
+        assert pickle.loads(pickle.dumps(message)) == message
+
+
+def test_no_method_name_occurs_in_two_services_but_generate_and_each_has_its_handler() -> None:
+    """Serve's proxy calls by the bare name, so two services with one name would call one handler."""
+    import grpc_health.v1.health_pb2
+    import smg_grpc_proto.generated.mlx_engine_pb2
+
+    assert grpc_health.v1.health_pb2
+    assert smg_grpc_proto.generated.mlx_engine_pb2
+    pool = descriptor_pool.Default()
+    methods = [
+        method
+        for name in (options.OUR_SERVICE, options.MLX_SERVICE, "grpc.health.v1.Health")
+        for method in pool.FindServiceByName(name).methods
+    ]
+    names = [method.name for method in methods]
+    assert {name for name in names if names.count(name) > 1} == {"Generate"}
+    inputs = [method.input_type.full_name for method in methods if method.name == "Generate"]
+    assert inputs == ["dflash.v1.GenerateRequest", "mlx.grpc.engine.GenerateRequest"]
+    assert all(callable(getattr(Ingress, name)) for name in names)
+
+
+def test_everything_that_a_client_may_say_reaches_the_schema() -> None:
+    asked = spec(max_tokens=7)
+    asked.sampling.MergeFrom(pb.Sampling(temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, seed=2**64 - 1))
+    asked.stopping.MergeFrom(pb.Stopping(strings=["a", "b"], token_ids=[5], ignore_eos=True))
+    parsed = parse(asked)
+    assert isinstance(parsed, CompletionRequest)
+    assert (parsed.prompt, parsed.max_tokens) == ("Once", 7)
+    assert (parsed.temperature, parsed.top_p, parsed.top_k, parsed.min_p) == (0.5, 0.9, 3, 0.1)
+    assert parsed.seed == 2**64 - 1
+    assert (parsed.stop, parsed.stop_token_ids, parsed.ignore_eos) == (["a", "b"], [5], True)
+
+
+def test_zero_is_a_value_and_absence_is_the_default() -> None:
+    zero = parse(spec(sampling=pb.Sampling(temperature=0, top_p=0, top_k=0, min_p=0, seed=0)))
+    assert (zero.temperature, zero.top_p, zero.top_k, zero.min_p, zero.seed) == (0, 0, 0, 0, 0)
+    absent = parse(spec())
+    assert {absent.temperature, absent.top_p, absent.top_k, absent.min_p, absent.seed} == {None}
+
+
+def test_a_conversation_keeps_its_roles_tools_and_template_arguments() -> None:
+    chat = conversation(("system", "Be brief."), ("developer", "Truly."), ("user", "Hi"))
+    call = pb.ToolCall(id="c1", name="add", arguments='{"a": 1}')
+    chat.messages.add(role=pb.ROLE_ASSISTANT, tool_calls=[call], reasoning_content="so")
+    chat.messages.add(role=pb.ROLE_TOOL, content="2", tool_call_id="c1")
+    tool = chat.tools.add(name="add", description="adds")
+    tool.parameters = '{"type": "object", "required": ["b", "a"], "minimum": 3, "b": {}, "a": {}}'
+    chat.template_arguments = '{"enable_thinking": false}'
+    parsed = parse(ask("stub-model", chat))
+    assert isinstance(parsed, ChatRequest)
+    plain = [message.model_dump(exclude_none=True) for message in parsed.messages]
+    assert [message["role"] for message in plain] == ["system", "developer", "user", "assistant", "tool"]
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    assert plain[3]["tool_calls"] == [{"id": "c1", "type": "function", "function": function}]
+    assert parsed.tools is not None
+    written = {"type": "object", "required": ["b", "a"], "minimum": 3, "b": {}, "a": {}}
+    assert repr(parsed.tools[0].function.parameters) == repr(written)
+    assert parsed.chat_template_kwargs == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        (pb.GenerationSpec(text="x"), "spec.model"),
+        (spec(max_tokens=2**32 - 1), "spec.max_tokens"),
+        (spec(sampling=pb.Sampling(temperature=2.5)), "spec.sampling.temperature"),
+        (spec(sampling=pb.Sampling(top_p=math.nan)), "spec.sampling.top_p"),
+        (spec(stopping=pb.Stopping(strings=[""])), "spec.stopping.strings[0]"),
+        (spec(stopping=pb.Stopping(strings=["x"] * 17)), "spec.stopping.strings"),
+        (spec(logprobs=pb.Logprobs()), "spec.logprobs"),
+        (pb.GenerationSpec(model="m", token_ids=pb.TokenIds()), "spec.token_ids.ids"),
+        (pb.GenerationSpec(model="m", chat=pb.Conversation()), "spec.chat.messages"),
+        (pb.GenerationSpec(model="m", chat=pb.Conversation(messages=[pb.Message(content="x")])),
+         "spec.chat.messages[0].role"),
+        (pb.GenerationSpec(model="m", chat=pb.Conversation(messages=[pb.Message(role=pb.ROLE_USER)])),
+         "spec.chat.messages[0].content"),
+        (pb.GenerationSpec(model="m", chat=pb.Conversation(messages=[
+            pb.Message(role=pb.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(name="f", arguments="[")])])),
+         "spec.chat.messages[0].tool_calls[0].arguments"),
+        (pb.GenerationSpec(model="m", chat=pb.Conversation(
+            messages=[pb.Message(role=pb.ROLE_USER, content="x")], tools=[pb.Function()])),
+         "spec.chat.tools[0].name"),
+        (pb.GenerationSpec(model="m", chat=pb.Conversation(
+            messages=[pb.Message(role=pb.ROLE_USER, content="x")],
+            tools=[pb.Function(name="f", parameters="[1]")])),
+         "spec.chat.tools[0].parameters"),
+        (pb.GenerationSpec(model="m", chat=pb.Conversation(
+            messages=[pb.Message(role=pb.ROLE_USER, content="x")], template_arguments="{")),
+         "spec.chat.template_arguments"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_names_its_field_as_the_proto_does(asked: pb.GenerationSpec, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(asked)
+    assert caught.value.param == param
+    assert f"'{param}'" in str(caught.value)
+
+
+def test_a_role_of_tomorrow_is_refused_by_name() -> None:
+    message = pb.Message(content="x")
+    message.MergeFromString(b"\x08\x63")  # role 99
+    with pytest.raises(InvalidRequest) as caught:
+        parse(pb.GenerationSpec(model="m", chat=pb.Conversation(messages=[message])))
+    assert caught.value.param == "spec.chat.messages[0].role"
+
+
+async def test_tokens_tell_accepted_drafts_from_the_targets_own() -> None:
+    async def script(generation: Generation) -> AsyncGenerator[Event, None]:
+        yield Started("w", "l")
+        yield TextTokens("a", (11,), Usage(1, 1))  # after the prompt
+        yield TextTokens("b", (12, 13, 14), Usage(1, 4, rounds=1, drafted=7, walked=2, accepted=2))
+        yield TextTokens("", (15, 16), Usage(1, 6, rounds=2, drafted=14, walked=5, accepted=5))  # cut
+        async for event in two_rounds(generation):
+            if not isinstance(event, Started | TextTokens):
+                yield event
+
+    backend = StubBackend()
+    backend.script = script
+    messages = await played(backend, context())
+    origins = [[token.origin for token in message.tokens.tokens] for message in messages[1:4]]
+    accepted, bonus = pb.TOKEN_ORIGIN_ACCEPTED, pb.TOKEN_ORIGIN_BONUS
+    assert origins == [[bonus], [accepted, accepted, bonus], [accepted, accepted]]
+    assert messages[4].finished.reason == pb.FINISH_REASON_STOP
+    assert messages[4].finished.WhichOneof("stop") is None
+
+
+EVERY_KIND = [
+    error("what went wrong")
+    for error in (
+        errors.InvalidRequest, errors.ContextLengthExceeded, errors.QueueFull, errors.DeadlineExceeded,
+        errors.Unavailable, errors.LaneFull, errors.WindowLost, errors.RowFailed,
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", EVERY_KIND, ids=lambda error: error.kind)
+@pytest.mark.parametrize("events", [(), (Started("w", "l"), TextTokens("a", (1,), Usage(1, 1)))])
+async def test_each_kind_has_its_code_details_and_metadata(
+    error: DFlashError, events: tuple[Event, ...]
+) -> None:
+    backend, asked = StubBackend(), context()
+    backend.script = failing(error, *events)
+    messages = await played(backend, asked)
+    assert len(messages) == len(events) + 1
+    assert isinstance(messages[-1], ClosingStatus)
+    assert (asked.code(), asked.details()) == (CODES[error.kind], "what went wrong")
+    trailing = dict(asked.trailing_metadata())
+    assert trailing["error-kind"] == error.kind
+    assert trailing["request_id"] == "r1"
+    may_be_tried_again = CODES[error.kind] in (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
+    assert ("retry-after" in trailing) == may_be_tried_again
+
+
+@pytest.mark.parametrize("events", [(), (Started("w", "l"), TextTokens("a", (1,), Usage(1, 1)))])
+async def test_a_fault_of_ours_shows_nothing_but_the_request_id(
+    events: tuple[Event, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    for error in (RuntimeError(SECRET), errors.CheckpointError(SECRET), DFlashError(SECRET)):
+        backend, asked = StubBackend(), context()
+        backend.script = failing(error, *events)
+        await played(backend, asked)
+        shown = f"{asked.details()} {asked.trailing_metadata()}"
+        assert asked.code() == StatusCode.INTERNAL
+        assert "request id r1" in asked.details()
+        assert ("error-kind", "internal_error") in asked.trailing_metadata()
+        assert not re.search(r"Traceback|\.py|4242|10\.0\.0\.7|/srv", shown)
+        assert SECRET in caplog.text  # our log has it
+
+
+def test_details_and_metadata_fit_the_headers_that_clients_take() -> None:
+    asked = context()
+    set_failure(asked, InvalidRequest("ж" * 10_000, param="ж" * 10_000))
+    sent = sum(len(key) + len(value) for key, value in asked.trailing_metadata())
+    assert sent + 3 * len(asked.details().encode()) < 8 * 1024
+
+
+@pytest.mark.parametrize(
+    ("peer", "is_ours"),
+    [
+        ("ipv4:127.0.0.1:5000", True),
+        ("ipv4:127.8.9.1:5000", True),
+        ("ipv6:[::1]:5000", True),
+        ("ipv6:%5B::1%5D:5000", True),
+        ("ipv6:[::ffff:127.0.0.1]:5000", True),
+        ("unix:/run/x", True),
+        ("ipv4:10.0.0.7:5000", False),
+        ("ipv6:[::ffff:10.0.0.7]:5000", False),
+        ("ipv6:[fe80::1%25eth0]:5000", False),
+        ("ipv4:0.0.0.0:5000", False),
+        ("dns:localhost:5000", False),
+        ("", False),
+    ],
+)
+def test_only_this_machine_is_loopback(peer: str, is_ours: bool) -> None:
+    assert is_loopback(peer) is is_ours
+
+
+@pytest.mark.parametrize("given", ["", "Bearer", "Bearer ", "Bearer wrong", "Basic right", "right"])
+async def test_with_keys_even_this_machine_needs_one(given: str) -> None:
+    backend = StubBackend()
+    asked = context(authorization=given) if given else context()
+    request = pb.GenerateOnceRequest(spec=spec())
+    await answered(asked, service(backend, ("right",)).generate_once(request, asked))
+    assert asked.code() == StatusCode.UNAUTHENTICATED
+    assert not backend.generations
+    asked = context("ipv4:10.0.0.7:5", authorization="bearer right")
+    await answered(asked, service(backend, ("right",)).generate_once(request, asked))
+    assert asked.code() is None
+    assert len(backend.generations) == 1
+
+
+def test_keys_are_read_one_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\n\n  one \ntwo\n")
+    assert read_keys(file) == ("one", "two")
+    file.write_text("# none\n")
+    with pytest.raises(ValueError, match="no key"):
+        read_keys(file)
+
+
+def test_keys_come_from_a_file_and_the_environment_but_never_from_a_flag(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("filed\n")
+    settings = load_settings(environment={"DFLASH_API_KEYS": "a, b", "DFLASH_API_KEYS_FILE": str(file)})
+    assert keys_of(settings) == ("a", "b", "filed")
+    assert settings.has_keys
+    assert "'a'" not in repr(settings)
+    assert not load_settings(environment={}).has_keys
+    with pytest.raises(SettingsError, match="never a flag"):
+        load_settings(flags={"api_keys": "a"}, environment={})
+
+
+def test_generated_code_accepts_runtimes_older_than_ours() -> None:
+    """What it refuses is decided by its generator's version, which is at the head of each file."""
+    folder = Path(pb.__file__).parent
+    stub = (folder / "dflash_pb2_grpc.py").read_text()
+    assert "GRPC_GENERATED_VERSION = '1.76.0'" in stub
+    assert "# Protobuf Python Version: 6.31.1" in (folder / "dflash_pb2.py").read_text()
+    assert tuple(map(int, grpc.__version__.split(".")[:2])) >= (1, 76)
