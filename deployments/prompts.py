@@ -1,6 +1,7 @@
 """Chats from an OpenAI batch file as rows for the engine: what parity and benchmarks play."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,6 @@ def _parse(line: str, number: int, file: str, tokenizer: Tokenizer, sampling: Sa
         raise InvalidRequest(f"{file}, line {number}: not a chat request of a batch file") from error
     chosen = Sampling(temperature=float(body.get("temperature") or 0.0), seed=int(body.get("seed", number)))
     if sampling is not None:
-        chosen = Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, number)
+        chosen = replace(sampling, seed=number)
     stops = frozenset[int]() if body.get("ignore_eos") else tokenizer.eos_token_ids
     return RowRequest(RowId(name), tuple(tokens), max_tokens, chosen, stops)

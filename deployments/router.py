@@ -104,7 +104,7 @@ class RouterReplica:
         self._desk = Desk(
             ServeStage(target),
             self._statistics,
-            lambda generation: TextStream(self._parts.tokenizer, generation.stop_strings),
+            self._new_text,
             self._parts.tokenizer.eos_token_ids,
             max_rows=settings.max_rows,
             max_windows=settings.windows_per_router,
@@ -181,6 +181,10 @@ class RouterReplica:
         """Serve has drained the replica: close what is open."""
         if hasattr(self, "_desk"):
             self._desk.close()
+
+    def _new_text(self, generation: Generation) -> TextStream:
+        least = generation.sampling.min_tokens
+        return TextStream(self._parts.tokenizer, generation.stop_strings, min_tokens=least)
 
     def _status(self, has_target: bool) -> str:
         if self._desk.is_draining:
