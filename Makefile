@@ -116,7 +116,7 @@ spelling: $(VENV)/.dev
 # Kubernetes manifests, scripts for Macs and the workflow, offline; `make test` deploys them.
 manifests: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests/k8s --ignore=tests/k8s/test_serve_deploys.py \
-		--ignore=tests/k8s/test_macs_cluster.py
+		--ignore=tests/k8s/test_macs_nodes.py
 
 # Known vulnerabilities of the locked versions. Asks the network, so it is no part of check.
 audit: $(VENV)/.run
