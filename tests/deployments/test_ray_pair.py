@@ -182,10 +182,15 @@ def test_health_tells_the_essentials(base_url: str) -> None:
     assert health["windows"] >= 0
     assert (health["running"], health["waiting"]) == (0, 0)
     assert health["width"] == "auto, up to 16"
+    assert health["exactness"]["mode"] == "near_ties"
+    assert health["exactness"]["shapes"]["1x1"] == {"verdict": "equal", "gap": 0.0}
     assert health["device"] in ("cpu", "metal", "cuda")
     assert health["processor"]
     assert set(health["versions"]) == {"dflash-serve", "mlx", "ray"}
     assert all(health["versions"].values())
+    with urllib.request.urlopen(f"{base_url}/metrics") as answer:
+        page = answer.read().decode()
+    assert 'dflash_probe_gap_logits{engine="0",model_name="dflash-embedded",slots="1",' in page
 
 
 def _is_running(deployment: str) -> bool:
