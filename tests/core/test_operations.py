@@ -28,7 +28,7 @@ def operations(slots: int, width: int, temperature: float = 0.0) -> int:
     lengths, budgets = mx.zeros((slots,), dtype=mx.int32), mx.ones((slots,), dtype=mx.int32)
     tokens = mx.zeros((slots, width), dtype=mx.int32)
     caches = (arrays.keys, arrays.values, arrays.states, arrays.conv)
-    packed, features, keys, values, states, conv = run(tokens, lengths, budgets, sampling.as_list(), *caches)
+    packed, features, keys, values, states, conv = run(tokens, lengths, budgets, sampling.as_lists(), *caches)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "graph.dot"
         mx.export_to_dot(str(file), packed, features, *keys, *values, states, conv)

@@ -228,6 +228,20 @@ COVERED: dict[int, tuple[str, tuple[str, ...]]] = {
             "core/test_window.py::test_any_rows_in_any_order_say_what_they_say_alone",
         ),
     ),
+    34: (
+        "token bias is not applied in a verify",
+        (
+            "core/test_processors.py::test_a_row_alone_says_what_the_reference_says",
+            "core/test_processors.py::test_every_setting_has_an_effect_here",
+        ),
+    ),
+    35: (
+        "penalties on the first token alone, or dropped in a batch",
+        (
+            "core/test_processors.py::test_so_does_every_row_of_a_mixed_batch",
+            "core/test_processors.py::test_a_refill_disturbs_no_history",
+        ),
+    ),
     40: (
         "no cancel in a batch",
         (
@@ -274,12 +288,10 @@ COVERED: dict[int, tuple[str, tuple[str, ...]]] = {
 }
 
 NOT_HERE: dict[int, str] = {
-    34: "logit bias is not in this engine: a request that asks for it is refused by name",
-    35: "penalties are not in this engine: a request that asks for them is refused by name",
     38: "no tick schedules rounds: a window plays one after another on a thread of its own",
     42: "there is no prefix reuse: every prompt is read whole",
     43: "there is no prefix reuse: nothing is stored after a row's end",
-    44: "graph caches that abort after misses are CUDA's, and no test has a GPU; shapes are bucketed",
+    44: "graph caches that overflow are CUDA's, and no test has a GPU; ours is large and shapes are few",
     49: "prompt classes are a matter of benchmarks: dflash-serve bench takes any file",
 }
 
