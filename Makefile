@@ -1,6 +1,6 @@
 # make serve      serve the embedded pair on 127.0.0.1:8000
 # make test       run the tests                                   (ARGS='-k window' goes to pytest)
-# make check      format, lint, types, import contracts, spelling, protos
+# make check      format, lint, types, import contracts, spelling, protos, manifests
 # make fix        rewrite what the formatter and the linter can repair
 # make protos     generate deployments/rpc from protos
 # make bench      run the benchmarks
@@ -11,7 +11,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help venv serve test check format lint types imports spelling fix bench wheel clean system \
-	protos protos-check protos-image
+	protos protos-check protos-image manifests audit
 
 HOST ?= 127.0.0.1
 HTTP_PORT ?= 8000
@@ -96,7 +96,7 @@ serve: $(VENV)/.run
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(ARGS)
 
-check: format lint types imports spelling protos-check
+check: format lint types imports spelling protos-check manifests
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format --check
@@ -112,6 +112,17 @@ imports: $(VENV)/.dev
 
 spelling: $(VENV)/.dev
 	$(BIN)/codespell
+
+# Kubernetes manifests, scripts for Macs and the workflow, offline; `make test` deploys them.
+manifests: $(VENV)/.dev
+	$(BIN)/python -m pytest -q tests/k8s --ignore=tests/k8s/test_serve_deploys.py \
+		--ignore=tests/k8s/test_macs_nodes.py
+
+# Known vulnerabilities of the locked versions. Asks the network, so it is no part of check.
+audit: $(VENV)/.run
+	@mkdir -p build
+	$(UV) export --quiet --frozen --no-annotate --no-emit-project $(EXPORT_BACKEND) -o build/requirements-audit.txt
+	$(UV) tool run pip-audit@2.10.1 --requirement build/requirements-audit.txt --disable-pip --require-hashes
 
 fix: $(VENV)/.dev
 	$(BIN)/ruff check --fix

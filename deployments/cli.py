@@ -6,12 +6,13 @@ Answers go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from deployments import __version__, cli_measure
+from deployments import __version__, cli_doctor, cli_measure
 from deployments.settings import EMBEDDED, Settings, SettingsError, find_cache_dir, load_settings
 from dflash_core.errors import DFlashError, InvalidRequest
 
@@ -27,12 +28,18 @@ app = typer.Typer(
 )
 
 cli_measure.register(app)
+cli_doctor.register(app)
 
 
 def main() -> None:
-    """Run the command; a failure is one clear line on stderr."""
+    """Run ``dflash-serve``."""
+    run(app)
+
+
+def run(command: Callable[[], object]) -> None:
+    """Run a command; a failure is one clear line on stderr."""
     try:
-        app()
+        command()
     except SettingsError as error:
         _fail(str(error), code=2)
     except BrokenPipeError:  # whoever read our output has seen enough
@@ -190,6 +197,6 @@ def up(
     }
     settings = load_settings(config, flags)
 
-    from deployments.up import up as run  # Ray takes a second to import
+    from deployments.up import up as serve  # Ray takes a second to import
 
-    run(settings)
+    serve(settings)

@@ -47,14 +47,16 @@ def own_cluster(settings: Settings, say: Callable[[str], None]) -> Iterator[None
 
 
 @contextmanager
-def joined_cluster(address: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Connect to a cluster that runs already, and leave it again."""
+def joined_cluster(
+    address: str, say: Callable[[str], None], *, shows_workers: bool = False
+) -> Iterator[None]:
+    """Connect to a cluster that runs already, and leave it again. ``shows_workers``: what they print."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
     say(f"joining Ray at {address}")
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        ray.init(address=address, log_to_driver=shows_workers, logging_level=logging.WARNING)
     except Exception as error:
         raise Unavailable(f"Ray at {address} cannot be joined: {_first_line(error)}") from error
     try:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
 from deployments.burst import BurstWindow, Stage
-from deployments.generation import Event, Generation
+from deployments.generation import Ended, Event, Generation
 from deployments.messages import Closed, Played, Refused, Traffic
 from deployments.telemetry import Statistics
 from deployments.ticket import Ticket
@@ -75,23 +75,24 @@ class Desk:
 
     async def play(self, generation: Generation) -> AsyncGenerator[Event, None]:
         """Play a request; closing the generator takes its row out before the next round."""
-        ticket = self._enter(generation)
-        timer = asyncio.get_running_loop().call_later(generation.deadline_s, self._expire, ticket)
+        tickets, events = self._enter(generation)
+        timer = asyncio.get_running_loop().call_later(
+            generation.deadline_s, self._expire, tickets, generation
+        )
         reason = "abort"
         try:
-            while True:
-                event = await ticket.events.get()
+            while tickets:
+                event = await events.get()
                 if isinstance(event, Exception):
                     reason = "error"
                     raise event
-                if ticket.is_over and ticket.events.empty():  # the last one says how it ended
-                    reason = getattr(event, "finish_reason", "stop")
-                    yield event
-                    return
+                if isinstance(event, Ended):  # that choice is done; others may still play
+                    self._leave(tickets.pop(event.index), event.finish_reason)
                 yield event
         finally:
             timer.cancel()
-            self._leave(ticket, reason)
+            for ticket in tickets.values():
+                self._leave(ticket, reason)
 
     @property
     def is_draining(self) -> bool:
@@ -109,20 +110,40 @@ class Desk:
         for window in self._windows:
             window.cancel()
 
-    def _enter(self, generation: Generation) -> Ticket:
+    def _enter(self, generation: Generation) -> tuple[dict[int, Ticket], "asyncio.Queue[Event | Exception]"]:
+        """A ticket for each choice, side by side in the queue so that they share a window if it has room.
+
+        All of them or none.
+        """
         if self._is_closed or self._is_draining:
             raise Unavailable("the server is shutting down; try again in a moment")
-        text = self._new_text(generation)
-        ticket = Ticket(generation, text, self._eos_token_ids, time.monotonic(), self._statistics)
-        self._waiting.append(ticket)
-        self._schedule()
-        if ticket in self._waiting and len(self._waiting) > self._max_queue:
-            self._waiting.remove(ticket)
+        tickets = {index: self._new_ticket(generation, index) for index in range(generation.num_choices)}
+        events = tickets[0].events
+        for ticket in tickets.values():
+            ticket.events = events
+        num_before = len(self._waiting)
+        self._waiting.extend(tickets.values())
+        if len(self._waiting) - self._num_places() > self._max_queue:
+            for ticket in tickets.values():
+                self._waiting.remove(ticket)
             raise QueueFull(
-                f"{len(self._waiting)} requests are waiting already; try again later",
+                f"{num_before} requests are waiting already; try again later",
                 retry_after=self._expected_wait_s(),
             )
-        return ticket
+        self._schedule()
+        return tickets, events
+
+    def _new_ticket(self, generation: Generation, index: int) -> Ticket:
+        text, now = self._new_text(generation), time.monotonic()
+        return Ticket(generation, text, self._eos_token_ids, now, self._statistics, index)
+
+    def _num_places(self) -> int:
+        """Rows that could be placed at once: in windows that take joins, and in those still to open."""
+        if self._is_pausing:
+            return 0
+        joinable = [window for window in self._windows if window.is_joinable]
+        unopened = max(0, self._max_windows - len(joinable))
+        return sum(max(0, self._room(window)) for window in joinable) + unopened * self._max_rows
 
     def _expected_wait_s(self) -> float:
         """When about half of the queue should have found a place."""
@@ -147,8 +168,9 @@ class Desk:
             self._mean_seconds += 0.1 * (now - ticket.arrived - self._mean_seconds)
         self._schedule()
 
-    def _expire(self, ticket: Ticket) -> None:
-        ticket.fail(DeadlineExceeded(f"not finished within {ticket.generation.deadline_s:g} seconds"))
+    def _expire(self, tickets: dict[int, Ticket], generation: Generation) -> None:
+        for ticket in tickets.values():
+            ticket.fail(DeadlineExceeded(f"not finished within {generation.deadline_s:g} seconds"))
 
     def _schedule(self) -> None:
         """Give places to whoever waits longest; open a window when there is none with room."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import ray
@@ -13,6 +14,9 @@ from deployments.mlx_thread import MlxThread
 from deployments.settings import Settings
 from dflash_core.request import RowId, WindowId
 
+if TYPE_CHECKING:  # MLX comes after the BLAS
+    from deployments.exchange.sessions import Sessions
+
 logger = logging.getLogger("dflash.drafter")
 
 
@@ -20,9 +24,15 @@ class DrafterReplica:
     """Holds the drafter model. Serve builds one per replica."""
 
     async def __init__(self, settings: Settings, engine: Engine):
-        """Load and warm the drafter on the MLX thread; the replica is ready when this returns."""
+        """Load and warm the drafter on the MLX thread; the replica is ready when this returns.
+
+        Under ``strict`` it loads when the first target calls: one that declines drafts never does.
+        """
         self._thread = MlxThread("drafter")
-        self._sessions = await self._thread.run(lambda: engine.open_drafter(settings))
+        self._settings, self._engine = settings, engine
+        self._loaded: Sessions | None = None
+        if not settings.strict:
+            await self._thread.run(lambda: self._sessions)
         self._sweeper = asyncio.create_task(self._sweep(settings.session_ttl_s / 4))
 
     async def draft(self, call: DraftCall) -> DraftReply:
@@ -36,11 +46,11 @@ class DrafterReplica:
 
     async def close(self, window_id: WindowId) -> None:
         """Forget a window."""
-        await self._thread.run(lambda: self._sessions.close(window_id))
+        await self._thread.run(lambda: self._loaded and self._loaded.close(window_id))
 
     async def stats(self) -> dict[str, int]:
         """Windows with state here."""
-        return {"sessions": await self._thread.run(lambda: self._sessions.num_sessions)}
+        return {"sessions": await self._thread.run(lambda: self._loaded.num_sessions if self._loaded else 0)}
 
     def check_health(self) -> None:
         """Serve replaces the replica when this raises."""
@@ -56,7 +66,14 @@ class DrafterReplica:
     async def _sweep(self, period_s: float) -> None:
         while True:
             await asyncio.sleep(period_s)
-            await self._thread.run(self._sessions.sweep)
+            await self._thread.run(lambda: self._loaded and self._loaded.sweep())
+
+    @property
+    def _sessions(self) -> "Sessions":
+        """The loaded drafter; on the MLX thread."""
+        if self._loaded is None:
+            self._loaded = self._engine.open_drafter(self._settings)
+        return self._loaded
 
 
 async def _fetch(call: DraftCall) -> DraftCall:

@@ -8,9 +8,11 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from deployments.generation import ModelCard, SamplingDefaults
+from deployments.memory import Pair, read_pair, require_room
 from deployments.pairing import resolve_pair
 from deployments.settings import Settings
 from dflash_core import blas
@@ -30,7 +32,7 @@ class TargetParts:
 
     lane: "Lane"
     exchange: "RemoteDrafter | None"
-    facts: Mapping[str, str] = field(default_factory=dict)  # for /health: device, mlx, width policy
+    facts: Mapping[str, Any] = field(default_factory=dict)  # for /health: device, mlx, width, exactness
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,39 +67,59 @@ class LocalEngine:
     def open_target(
         self, settings: Settings, link: "DrafterLink | None", loop: asyncio.AbstractEventLoop
     ) -> TargetParts:
-        """Load a target, with the projection of its drafter."""
+        """Load a target and probe it; then its drafter's projection, unless strictness declines drafts."""
         blas.prepare()  # before the first import of MLX
+        from deployments.exactness import judge
         from deployments.exchange.absent import NoDrafter
         from deployments.lane import Lane
         from deployments.machine import backend, mlx_version, processor
-        from deployments.warm import measured_costs, warm_target
+        from deployments.warm import findings_of, measured_costs, warm_target
         from dflash_core.acceptance import Acceptance
-        from dflash_core.loading import build_target
+        from dflash_core.loading import build_target, feed_drafter
         from dflash_core.width import AutoWidth, FixedWidth
         from dflash_core.window import Window, WindowPolicy
 
         target_path, drafter_path = resolve_pair(settings.target, settings.drafter)
-        target, spec = build_target(target_path, drafter_path)
+        require_room(_sizes(settings, target_path, drafter_path), has_drafter=False)
+        target, spec = build_target(target_path, None)
+        drafter_spec = read_drafter_spec(drafter_path, spec) if drafter_path is not None else None
+        block_size = 1 if drafter_spec is None or link is None else drafter_spec.block_size
+        widest = min(settings.block_width or block_size, block_size)
+        exactness = judge(
+            findings_of(settings, target, spec.fingerprint, widest),
+            is_strict=settings.strict,
+            max_rows=settings.max_rows,
+            widest=widest,
+        )
         exchange = None
-        if drafter_path is not None and link is not None:
-            exchange = _open_exchange(settings, link, loop, read_drafter_spec(drafter_path, spec))
+        if drafter_path and drafter_spec and link and not exactness.is_declined:
+            target = feed_drafter(target, spec, drafter_path)
+            exchange = _open_exchange(settings, link, loop, drafter_spec)
         drafter = exchange or NoDrafter()
-        widest = min(settings.block_width or drafter.block_size, drafter.block_size)
-        warm_target(target, settings.max_rows, widest)
+        warm_target(target, exactness.max_rows, exactness.widest)
         costs = None if exchange is None else measured_costs(settings, target, exchange, spec.fingerprint)
         acceptance = Acceptance(drafter.block_size)
 
         def open_window(window_id: WindowId) -> Window:
-            width = FixedWidth(widest) if costs is None else AutoWidth(costs, acceptance)
-            return Window(window_id, target, drafter, WindowPolicy(width=width, max_rows=settings.max_rows))
+            shapes = exactness.shapes
+            width = (
+                FixedWidth(exactness.widest, shapes)
+                if costs is None
+                else AutoWidth(costs, acceptance, shapes)
+            )
+            policy = WindowPolicy(
+                width, exactness.max_rows, shapes=shapes, prefill_rows=exactness.prefill_rows
+            )
+            return Window(window_id, target, drafter, policy)
 
         take_traffic = exchange.transport.take_traffic if exchange is not None else lambda: None
-        chosen = f"fixed {widest}" if costs is None else f"auto, up to {widest}"
+        chosen = "fixed" if costs is None else "auto, up to"
         facts = {
             "device": backend(),
             "processor": processor(),
             "mlx": mlx_version(),
-            "width": "classic" if widest == 1 else chosen,
+            "width": "classic" if exactness.widest == 1 else f"{chosen} {exactness.widest}",
+            "exactness": exactness.as_json(),
         }
         return TargetParts(Lane(open_window, settings.max_windows, take_traffic), exchange, facts)
 
@@ -112,6 +134,7 @@ class LocalEngine:
         target_path, drafter_path = resolve_pair(settings.target, settings.drafter)
         if drafter_path is None:
             raise ValueError("the settings name no drafter")
+        require_room(_sizes(settings, target_path, drafter_path), has_target=False)
         drafter, spec = build_drafter(target_path, drafter_path)
         sessions = Sessions(drafter, spec.fingerprint, settings.session_ttl_s)
         width = min(settings.block_width or spec.block_size, spec.block_size)
@@ -134,6 +157,11 @@ class LocalEngine:
             block_size=block_size,
         )
         return RouterParts(card, Tokenizer.load(target_path))
+
+
+def _sizes(settings: Settings, target_path: Path, drafter_path: Path | None) -> Pair:
+    rows, max_context = settings.max_rows, settings.max_context
+    return read_pair(target_path, drafter_path, rows=rows, max_context=max_context)
 
 
 def _open_exchange(

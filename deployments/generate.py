@@ -44,6 +44,7 @@ class SamplingFlags:
             top_p=defaults.top_p if self.top_p is None else self.top_p,
             min_p=defaults.min_p if self.min_p is None else self.min_p,
             seed=secrets.randbits(63) if self.seed is None else self.seed,
+            repetition_penalty=defaults.repetition_penalty,
         )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NewType, Protocol
 
 from deployments.telemetry import Snapshot
+from dflash_core.events import TokenLogprobs
 from dflash_core.request import Sampling
 
 GenerationId = NewType("GenerationId", str)
@@ -32,13 +33,21 @@ class Generation:
     id: GenerationId  # unique; also the ``id`` of the answer
     model: str  # the served name or alias that the client used
     prompt_ids: tuple[int, ...]  # at least one; together with max_tokens it fits the context
-    max_tokens: int  # at least one
+    max_tokens: int  # at least one, or none if nothing but the prompt is asked for
     sampling: Sampling  # the seed is drawn already if the client gave none
     stop_token_ids: frozenset[int]  # the model's own end tokens are in, unless the client ignores them
     stop_strings: tuple[str, ...]  # none is empty; not part of the text that comes back
     deadline_s: float  # seconds that the request may take, from its arrival
     delivery: Delivery = field(default_factory=Delivery)
     request_id: str = ""  # the client's or our correlation id, for logs and spans
+    num_choices: int = 1  # answers, each a row with a seed of its own
+    num_top_logprobs: int | None = None  # likeliest tokens to tell beside each; None: no log-probabilities
+    echo: str | None = None  # the prompt's text, if the answer is to begin with it
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether the prompt's tokens are to be told as the answer's."""
+        return self.echo is not None and self.num_top_logprobs is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,19 @@ class Usage:
     drafted: int = 0
     walked: int = 0
     accepted: int = 0
+
+    @classmethod
+    def total(cls, choices: "Sequence[Usage]") -> "Usage":
+        """The sum over a request's choices; the prompt counts once."""
+        return cls(
+            prompt_tokens=max(usage.prompt_tokens for usage in choices),
+            completion_tokens=sum(usage.completion_tokens for usage in choices),
+            cached_tokens=max(usage.cached_tokens for usage in choices),
+            rounds=sum(usage.rounds for usage in choices),
+            drafted=sum(usage.drafted for usage in choices),
+            walked=sum(usage.walked for usage in choices),
+            accepted=sum(usage.accepted for usage in choices),
+        )
 
     @property
     def mean_accept(self) -> float:
@@ -69,7 +91,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class TextTokens:
-    """What one round gave the client.
+    """What one round gave one choice of the client's; ``usage`` is that choice's.
 
     ``text`` may lag behind ``token_ids``: a half character or the possible start of a stop string is held
     back until it is sure. Either may be empty, not both.
@@ -78,15 +100,19 @@ class TextTokens:
     text: str
     token_ids: tuple[int, ...]
     usage: Usage
+    index: int = 0  # of the choice
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token id, if asked for
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # once, of the prompt's second token and on
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last event of a request that went well. A failure is an exception of ``dflash_core.errors``."""
+    """The last event of a choice that went well. A failure is an exception of ``dflash_core.errors``."""
 
     finish_reason: Literal["stop", "length"]
     usage: Usage
     stop_reason: int | str | None = None  # the token id or string that stopped it; None: end token, length
+    index: int = 0  # of the choice
 
 
 Event = Started | TextTokens | Ended
@@ -137,6 +163,10 @@ class Tokenizer(Protocol):
         """A token as the vocabulary spells it, None outside the vocabulary."""
         ...
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for by itself; need not be whole characters."""
+        ...
+
     def apply_chat(
         self,
         messages: Sequence[Mapping[str, object]],
@@ -157,6 +187,7 @@ class SamplingDefaults:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
     @classmethod
     def of_generation_config(cls, config: Mapping[str, object]) -> "SamplingDefaults":
@@ -171,6 +202,7 @@ class SamplingDefaults:
             top_p=number("top_p", 1.0),
             top_k=max(0, int(number("top_k", 0))),
             min_p=number("min_p", 0.0),
+            repetition_penalty=number("repetition_penalty", 1.0),
         )
 
 
@@ -201,7 +233,7 @@ class Backend(Protocol):
         ...
 
     def generate(self, generation: Generation) -> AsyncGenerator[Event, None]:
-        """Play a request: ``Started``, any number of ``TextTokens``, one ``Ended``; or an error is raised.
+        """Play a request: for each choice ``Started``, any number of ``TextTokens``, one ``Ended``; or raise.
 
         ``QueueFull`` and ``Unavailable`` come before the first event. Closing the generator means that the
         client went away: its row is gone by the next round.

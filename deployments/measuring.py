@@ -6,20 +6,17 @@ both ask here.
 
 import hashlib
 import json
-import logging
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from deployments import __version__
+from deployments.kept import read_kept, write_kept
 from deployments.machine import backend, mlx_version, processor
 from dflash_core.calibration import measure_costs
 from dflash_core.costs import RoundCosts
 from dflash_core.protocols import Drafter
 from dflash_core.target import Target
-
-logger = logging.getLogger("dflash.measuring")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,27 +57,9 @@ def width_costs(
     measurement kept that is not sound. A file that cannot be read or written only costs the measurement.
     """
     file = None if cache_dir is None else cache_dir / f"costs-{circumstances.key}.json"
-    kept = _read(file) if file is not None else None
+    kept = read_kept(file, RoundCosts.from_json)
     rows = circumstances.max_rows
     costs = measure_costs(target, drafter, max_rows=rows, budget_s=budget_s, known=kept)
     if file is not None and costs != kept and is_sound():
-        _write(file, costs)
+        write_kept(file, costs.as_json())
     return costs
-
-
-def _read(file: Path) -> RoundCosts | None:
-    try:
-        return RoundCosts.from_json(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, AttributeError, TypeError):
-        return None
-
-
-def _write(file: Path, costs: RoundCosts) -> None:
-    """Write beside the file and rename: another process may read it at this moment."""
-    fresh = file.with_suffix(f".{os.getpid()}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(json.dumps(costs.as_json()), encoding="utf-8")
-        fresh.replace(file)
-    except OSError as error:
-        logger.info("measured costs are not kept: %s", error)

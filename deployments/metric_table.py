@@ -94,6 +94,13 @@ METRICS: tuple[Metric, ...] = (
         "Rows that go on without drafts: the drafter lost their context, and feature_bytes was too small to "
         "keep what it is made from.",
     ),
+    Metric(
+        "dflash_probe_gap_logits",
+        "gauge",
+        "The probe's finding for rounds of so many slots at a width: tokens whose logits lie further apart "
+        "keep their order. Verdicts: equal (no bit differs), near_tie, different.",
+        ("slots", "width", "verdict"),
+    ),
     Metric("dflash_window_rows", "gauge", "Rows in the latest round."),
     Metric("dflash_window_rows_max", "gauge", "Most rows that ever shared a round."),
     Metric("dflash_round_rows", "histogram", "Rows per round.", buckets=_ROWS),

@@ -3,7 +3,7 @@
 Exit code 0 only if every row passes, every control behaves and the run was not empty.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -36,29 +36,69 @@ class Check:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Rows played together, beside what each said alone."""
+
+    requests: Sequence[RowRequest]
+    alone: Mapping[RowId, Sequence[int]]
+    together: Played
+    comparisons: list[Comparison]
+    options: ParityOptions
+
+    @property
+    def differing(self) -> list[Comparison]:
+        """The rows that are not equal."""
+        return [comparison for comparison in self.comparisons if comparison.verdict != "equal"]
+
+
 def run(lane: LoadedLane, requests: list[RowRequest], options: ParityOptions) -> list[Check]:
     """Compare and try the controls; the gate passes if every check is good."""
-    alone = play(lane.target, lane, requests, rows=1, width=1)
+    trial = attempt(lane, requests, say_alone(lane, requests), options)
+    return [*judge(trial), *control(lane, trial)]
+
+
+def say_alone(lane: LoadedLane, requests: Sequence[RowRequest]) -> Mapping[RowId, tuple[int, ...]]:
+    """The reference: one row, one token at a time."""
+    return play(lane.target, lane, requests, rows=1, width=1).tokens
+
+
+def attempt(
+    lane: LoadedLane,
+    requests: Sequence[RowRequest],
+    alone: Mapping[RowId, Sequence[int]],
+    options: ParityOptions,
+) -> Trial:
+    """Play the requests together and compare each with itself alone."""
     together = play(lane.target, lane, requests, rows=options.rows, width=options.width)
     comparisons = _compare_all(lane.target, requests, alone, together, options.margin)
-    differing = [c for c in comparisons if c.verdict != "equal"]
-    gaps = ", ".join(f"{c.row_id}@{c.position}: {c.gap:.3g}" for c in differing) or "none"
-    totals = together.totals
-    wanted_rows = min(options.rows, len(requests))
+    return Trial(requests, alone, together, comparisons, options)
+
+
+def judge(trial: Trial) -> list[Check]:
+    """Whether every row passes, and whether there was anything to pass."""
+    options, together, totals = trial.options, trial.together, trial.together.totals
+    gaps = ", ".join(f"{c.row_id}@{c.position}: {c.gap:.3g}" for c in trial.differing) or "none"
     return [
-        Check("rows", all(c.passes(options.margin) for c in comparisons), f"differences: {gaps}"),
+        Check("rows", all(c.passes(options.margin) for c in trial.comparisons), f"differences: {gaps}"),
         Check(
             "run was real",
             min(map(len, together.tokens.values())) > 0
             and totals.rounds > 0
             and (options.width == 1 or totals.accepted > 0)
-            and totals.max_rows == wanted_rows,
+            and totals.max_rows == min(options.rows, len(trial.requests)),
             f"{totals.tokens} tokens, {totals.rounds} rounds, {totals.accepted} accepted, "
             f"up to {totals.max_rows} rows in one window",
         ),
-        _margin_removed(lane.target, requests, alone, differing),
-        _identical_prompts(lane, requests[0], options),
-        _broken_commit(lane, requests, alone, options),
+    ]
+
+
+def control(lane: LoadedLane, trial: Trial) -> list[Check]:
+    """What must be rejected is, and what must pass does."""
+    return [
+        _margin_removed(lane.target, trial),
+        _identical_prompts(lane, trial.requests[0], trial.options),
+        _broken_commit(lane, trial),
     ]
 
 
@@ -71,23 +111,23 @@ def play(
 
 
 def _compare_all(
-    target: Target, requests: Sequence[RowRequest], reference: Played, candidate: Played, margin: float
+    target: Target,
+    requests: Sequence[RowRequest],
+    alone: Mapping[RowId, Sequence[int]],
+    together: Played,
+    margin: float,
 ) -> list[Comparison]:
-    return [
-        compare(target, r, reference.tokens[r.row_id], candidate.tokens[r.row_id], margin=margin)
-        for r in requests
-    ]
+    return [compare(target, r, alone[r.row_id], together.tokens[r.row_id], margin=margin) for r in requests]
 
 
-def _margin_removed(
-    target: Target, requests: Sequence[RowRequest], alone: Played, differing: Sequence[Comparison]
-) -> Check:
+def _margin_removed(target: Target, trial: Trial) -> Check:
     """At margin 0 every observed difference is rejected; where none was observed, one is injected."""
+    differing = trial.differing
     if differing:
         rejected = [not c.passes(0.0) for c in differing]
         return Check("margin 0 rejects", all(rejected), f"{sum(rejected)} of {len(rejected)} observed")
-    request = requests[0]
-    reference = alone.tokens[request.row_id]
+    request = trial.requests[0]
+    reference = trial.alone[request.row_id]
     logits = next_logits(target, request.tokens)
     logits[reference[0]] = -float("inf")
     altered = (int(logits.argmax()), *reference[1:])
@@ -107,17 +147,16 @@ def _identical_prompts(lane: LoadedLane, request: RowRequest, options: ParityOpt
     return Check("identical prompts", passed == len(copies), f"{passed} of {len(copies)} rows pass")
 
 
-def _broken_commit(
-    lane: LoadedLane, requests: Sequence[RowRequest], alone: Played, options: ParityOptions
-) -> Check:
+def _broken_commit(lane: LoadedLane, trial: Trial) -> Check:
     """A commit that is off by one accept on one slot must fail the gate."""
+    options = trial.options
     if options.width == 1:
         return Check("broken commit fails", True, "not applicable: nothing is accepted at width 1")
     broken = lane.target.with_network(lambda network: OffByOne(network))
-    played = play(broken, lane, requests, rows=options.rows, width=options.width)
-    comparisons = _compare_all(lane.target, requests, alone, played, options.margin)
+    played = play(broken, lane, trial.requests, rows=options.rows, width=options.width)
+    comparisons = _compare_all(lane.target, trial.requests, trial.alone, played, options.margin)
     failed = sum(not c.passes(options.margin) for c in comparisons)
-    return Check("broken commit fails", failed > 0, f"{failed} of {len(requests)} rows rejected")
+    return Check("broken commit fails", failed > 0, f"{failed} of {len(trial.requests)} rows rejected")
 
 
 class OffByOne(TargetNetwork):

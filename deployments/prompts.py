@@ -1,6 +1,7 @@
 """Chats from an OpenAI batch file as rows for the engine: what parity and benchmarks play."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,32 @@ def read_prompts(
 
     Raises InvalidRequest naming the line that is not a chat request, OSError if there is no file.
     """
+    return parse_prompts(
+        file.read_text(encoding="utf-8"), str(file), tokenizer, limit=limit, sampling=sampling
+    )
+
+
+def parse_prompts(
+    text: str,
+    name: str,
+    tokenizer: Tokenizer,
+    *,
+    limit: int | None = None,
+    sampling: Sampling | None = None,
+) -> list[RowRequest]:
+    """``read_prompts`` of a file called ``name`` whose text is at hand."""
     rows: list[RowRequest] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if limit is not None and len(rows) >= limit:
             break
         if line.strip():
-            rows.append(_parse(line, number, file, tokenizer, sampling))
+            rows.append(_parse(line, number, name, tokenizer, sampling))
     if not rows:
-        raise InvalidRequest(f"{file}: holds no requests")
+        raise InvalidRequest(f"{name}: holds no requests")
     return rows
 
 
-def _parse(line: str, number: int, file: Path, tokenizer: Tokenizer, sampling: Sampling | None) -> RowRequest:
+def _parse(line: str, number: int, file: str, tokenizer: Tokenizer, sampling: Sampling | None) -> RowRequest:
     try:
         entry: dict[str, Any] = json.loads(line)
         body: dict[str, Any] = entry["body"]
@@ -40,6 +55,6 @@ def _parse(line: str, number: int, file: Path, tokenizer: Tokenizer, sampling: S
         raise InvalidRequest(f"{file}, line {number}: not a chat request of a batch file") from error
     chosen = Sampling(temperature=float(body.get("temperature") or 0.0), seed=int(body.get("seed", number)))
     if sampling is not None:
-        chosen = Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, number)
+        chosen = replace(sampling, seed=number)
     stops = frozenset[int]() if body.get("ignore_eos") else tokenizer.eos_token_ids
     return RowRequest(RowId(name), tuple(tokens), max_tokens, chosen, stops)

@@ -100,10 +100,11 @@ class RouterReplica:
         self._target = target
         self._parts = engine.open_router(settings)
         self._statistics = Statistics(settings.served_model_names[0], "0")
+        self._knows_probe = False  # the target's findings do not change while it lives
         self._desk = Desk(
             ServeStage(target),
             self._statistics,
-            lambda generation: TextStream(self._parts.tokenizer, generation.stop_strings),
+            self._new_text,
             self._parts.tokenizer.eos_token_ids,
             max_rows=settings.max_rows,
             max_windows=settings.windows_per_router,
@@ -158,6 +159,7 @@ class RouterReplica:
             "running": self._desk.num_running,
             "waiting": self._desk.num_waiting,
             "width": facts.get("width"),
+            "exactness": facts.get("exactness"),
             "device": facts.get("device"),
             "processor": facts.get("processor"),
             "versions": {"dflash-serve": __version__, "mlx": facts.get("mlx"), "ray": ray.__version__},
@@ -170,13 +172,19 @@ class RouterReplica:
         return self._desk.drain()
 
     async def snapshot(self) -> Sequence[Snapshot]:
-        """Statistics of this router's requests and windows."""
+        """Statistics of this router's requests and windows, with what its target was found to be."""
+        if not self._knows_probe:
+            await self._target_stats()
         return [self._statistics.snapshot()]
 
     def __del__(self) -> None:
         """Serve has drained the replica: close what is open."""
         if hasattr(self, "_desk"):
             self._desk.close()
+
+    def _new_text(self, generation: Generation) -> TextStream:
+        least = generation.sampling.min_tokens
+        return TextStream(self._parts.tokenizer, generation.stop_strings, min_tokens=least)
 
     def _status(self, has_target: bool) -> str:
         if self._desk.is_draining:
@@ -186,10 +194,13 @@ class RouterReplica:
     async def _target_stats(self) -> dict[str, Any] | None:
         call = self._target.options(method_name="stats", _by_reference=True)
         try:
-            return await asyncio.wait_for(_awaited(call.remote()), STATS_TIMEOUT_S)
+            stats: dict[str, Any] = await asyncio.wait_for(_awaited(call.remote()), STATS_TIMEOUT_S)
         except Exception as error:
             logger.debug("no target answers: %s", error)
             return None
+        self._statistics.observe_probe(stats["facts"].get("exactness", {}).get("shapes", {}))
+        self._knows_probe = True
+        return stats
 
 
 async def _awaited(response: Awaitable[Any]) -> Any:

@@ -91,8 +91,10 @@ class Settings(_Strict):
     calibration_s: float = Field(
         default=10.0, ge=0
     )  # time to measure those costs at start; 0: the full block
-    # Keeps measured costs from one start to the next; none: nothing is kept. ``load_settings`` fills in the
-    # user's cache directory.
+    probe_s: float = Field(default=10.0, ge=0)  # time to probe at start which shapes of rounds change bits
+    strict: bool = False  # rounds use only shapes that change no bit; where no block does, no drafts
+    # Keeps measured costs and the probe's findings from one start to the next; none: nothing is kept.
+    # ``load_settings`` fills in the user's cache directory.
     cache_dir: Path | None = None
 
     # Exchange between target and drafter.

@@ -7,7 +7,7 @@ The router feeds a ``Statistics``; a ``Snapshot`` of it is plain data that may t
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -120,6 +120,14 @@ class Statistics:
         self._add("dflash_exchange_failures_total", traffic.failures)
         self._add("dflash_drafter_mismatches_total", traffic.mismatches)
         self._add("dflash_contexts_lost_total", traffic.contexts_lost)
+
+    def observe_probe(self, shapes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set the probe's findings, as ``Findings.as_json`` gives them; earlier ones no longer hold."""
+        series: dict[Labels, float] = {}
+        for shape, finding in shapes.items():
+            slots, width = shape.split("x")
+            series[slots, width, str(finding["verdict"])] = float(finding["gap"])
+        self._values["dflash_probe_gap_logits"] = series
 
     def _observe_live_rows(self, live_rows: int) -> None:
         self._add("dflash_rounds_total", 1)

@@ -15,13 +15,14 @@ MAX_FRUITLESS_MOVES = 5  # a row that kills every window it joins must end at so
 
 @dataclass(eq=False)
 class Ticket:
-    """One request. Its row may move from window to window; text and counts stay here."""
+    """One choice of a request. Its row may move from window to window; text and counts stay here."""
 
     generation: Generation
     text: TextStream
     eos_token_ids: frozenset[int]
     arrived: float
     statistics: Statistics
+    index: int = 0  # of the choice
     committed: list[int] = field(default_factory=list)
     events: "asyncio.Queue[Event | Exception]" = field(default_factory=asyncio.Queue)
     is_over: bool = False
@@ -33,11 +34,12 @@ class Ticket:
     num_drafted: int = 0
     num_walked: int = 0
     num_accepted: int = 0
+    has_prompt_logprobs: bool = False
 
     @property
     def row_id(self) -> RowId:
         """The row's name in every window."""
-        return RowId(self.generation.id)
+        return RowId(f"{self.generation.id}.{self.index}" if self.index else self.generation.id)
 
     def row_request(self) -> RowRequest:
         """The row as it stands: prompt and what is committed, and the budget that is left."""
@@ -45,10 +47,13 @@ class Ticket:
         return RowRequest(
             row_id=self.row_id,
             tokens=generation.prompt_ids + tuple(self.committed),
-            max_tokens=generation.max_tokens - len(self.committed),
-            sampling=generation.sampling,
+            # Without an answer a row still has to read its prompt, and that makes a token.
+            max_tokens=max(generation.max_tokens - len(self.committed), 1),
+            sampling=generation.sampling.for_choice(self.index),
             stop_token_ids=generation.stop_token_ids,
             prompt_length=len(generation.prompt_ids),
+            num_top_logprobs=generation.num_top_logprobs,
+            wants_prompt_logprobs=generation.wants_prompt_logprobs and not self.has_prompt_logprobs,
         )
 
     def usage(self) -> Usage:
@@ -79,6 +84,9 @@ class Ticket:
         if row.finish == "error":
             self.fail(_error_of(row))
             return
+        if self.generation.max_tokens == 0:
+            self._end_without_answer(row)
+            return
         delta = self.text.push(row.tokens, is_last_stop=row.finish == "stop")
         used = row.tokens[: delta.num_tokens_used]
         self.committed.extend(used)
@@ -87,14 +95,15 @@ class Ticket:
             rest = self.text.finish()
             text, stop = text + rest.text, rest.stop
         if text or used:
-            self.events.put_nowait(TextTokens(text, used, self.usage()))
+            self._tell(text, used, row)
         if stop is not None:
-            self._end(Ended("stop", self.usage(), stop))
+            self._end(Ended("stop", self.usage(), stop, self.index))
         elif row.finish == "stop":
             last = row.tokens[-1] if row.tokens else None
-            self._end(Ended("stop", self.usage(), None if last in self.eos_token_ids else last))
+            last = None if last in self.eos_token_ids else last
+            self._end(Ended("stop", self.usage(), last, self.index))
         elif row.finish == "length":
-            self._end(Ended("length", self.usage()))
+            self._end(Ended("length", self.usage(), index=self.index))
 
     def fail(self, error: Exception) -> None:
         """End with an error."""
@@ -107,6 +116,19 @@ class Ticket:
         self.fruitless_moves += 1
         if self.fruitless_moves > MAX_FRUITLESS_MOVES:
             self.fail(errors.RowFailed("every window that this request joined broke down"))
+
+    def _tell(self, text: str, used: tuple[int, ...], row: RowProgress) -> None:
+        logprobs = row.logprobs[: len(used)]
+        self.has_prompt_logprobs |= bool(row.prompt_logprobs)
+        told = TextTokens(text, used, self.usage(), self.index, logprobs, row.prompt_logprobs)
+        self.events.put_nowait(told)
+
+    def _end_without_answer(self, row: RowProgress) -> None:
+        """The prompt is read, and nothing else was asked for; the row's only token is nobody's."""
+        if row.tokens:
+            if row.prompt_logprobs:
+                self._tell("", (), row)
+            self._end(Ended("length", self.usage(), index=self.index))
 
     def _note_output(self, now: float) -> None:
         if self.last_token_at is None:

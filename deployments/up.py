@@ -29,15 +29,26 @@ PROGRESS_PERIOD_S = 0.5
 def up(settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM. Raises DFlashError where it cannot; undoes what it started."""
     LocalEngine().open_router(settings)  # a checkpoint that cannot be read is told before anything starts
-    with ExitStack() as started:
-        started.enter_context(_ray(settings))
-        started.enter_context(_serve(settings))
-        stop = started.enter_context(_stop_signals())
-        started.enter_context(_application(settings, stop))
+    with serving(settings) as stop:
         print(ready_line(settings), flush=True)
         stop.wait()
         _say("stopping: waiting for running requests (again to stop at once)")
         _drain(settings.request_timeout_s)
+
+
+@contextmanager
+def serving(settings: Settings, *, guest: str | None = None) -> Iterator[threading.Event]:
+    """Run the application while the block lasts; gives an event that the first SIGINT or SIGTERM sets.
+
+    ``guest`` names an application that may run beside others: at ``/guest``, at whatever address the
+    cluster's Serve has, and in place of one of that name that a killed run left behind.
+    """
+    with ExitStack() as started:
+        started.enter_context(_ray(settings))
+        started.enter_context(_serve(settings, takes_any=guest is not None))
+        stop = started.enter_context(stop_signals())
+        started.enter_context(_application(settings, stop, guest))
+        yield stop
 
 
 def ready_line(settings: Settings) -> str:
@@ -75,7 +86,7 @@ def _ray(settings: Settings) -> Iterator[None]:
 
 
 @contextmanager
-def _serve(settings: Settings) -> Iterator[None]:
+def _serve(settings: Settings, *, takes_any: bool) -> Iterator[None]:
     """Use the Serve that runs if its addresses are ours, else start it; stop it only if it was not there."""
     from ray import serve
     from ray.serve.context import _get_global_client
@@ -83,9 +94,10 @@ def _serve(settings: Settings) -> Iterator[None]:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # our own lines tell how far it is
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is not None:
-        _check_grpc(client, settings)
+        if not takes_any:
+            _check_grpc(client, settings)
         found, wanted = client.http_config, (settings.host, settings.http_port)
-        if (found.host, found.port) != wanted:
+        if not takes_any and (found.host, found.port) != wanted:
             raise Unavailable(
                 f"Serve already runs on this cluster with HTTP at {found.host}:{found.port}, and "
                 f"{settings.host}:{settings.http_port} was asked for. Its addresses are fixed while it runs: "
@@ -122,24 +134,25 @@ def _check_grpc(client: "ServeControllerClient", settings: Settings) -> None:
 
 
 @contextmanager
-def _application(settings: Settings, stop: threading.Event) -> Iterator[None]:
+def _application(settings: Settings, stop: threading.Event, guest: str | None) -> Iterator[None]:
     """Run our application; on the way out delete it, and nothing else."""
     from ray import serve
 
     from deployments.app import APP_NAME, build
 
-    if APP_NAME in serve.status().applications:
-        raise Unavailable(f'an application named "{APP_NAME}" runs on this cluster already')
+    name, route_prefix = (guest, f"/{guest}") if guest is not None else (APP_NAME, "/")
+    if guest is None and name in serve.status().applications:
+        raise Unavailable(f'an application named "{name}" runs on this cluster already')
     try:
-        with _progress(APP_NAME, stop):
+        with _progress(name, stop):
             try:
-                serve.run(build(settings), name=APP_NAME, route_prefix="/")
+                serve.run(build(settings), name=name, route_prefix=route_prefix)
             except RuntimeError as error:
-                raise _failure(APP_NAME) from error
+                raise _failure(name) from error
         yield
     finally:
         with hushed():
-            serve.delete(APP_NAME)
+            serve.delete(name)
 
 
 def _drain(timeout_s: float) -> None:
@@ -197,7 +210,7 @@ def _failure(app_name: str) -> DFlashError:
 
 
 @contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
+def stop_signals() -> Iterator[threading.Event]:
     """The first SIGINT or SIGTERM sets the event, a second one interrupts whatever runs."""
     stop = threading.Event()
 

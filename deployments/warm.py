@@ -2,10 +2,12 @@
 
 import logging
 import time
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
 
+from deployments.exactness import find_out
 from deployments.exchange.messages import DraftCall, Piece, RowFeatures
 from deployments.exchange.remote import RemoteDrafter
 from deployments.exchange.sessions import Sessions
@@ -14,6 +16,7 @@ from deployments.settings import Settings
 from dflash_core.calibration import GivenWidth
 from dflash_core.checkpoints import DrafterSpec
 from dflash_core.costs import RoundCosts
+from dflash_core.probe import Findings, shapes_to_probe
 from dflash_core.protocols import Drafts, FeatureBlock
 from dflash_core.request import RowId, RowRequest, Sampling, WindowId
 from dflash_core.target import Target
@@ -25,6 +28,14 @@ logger = logging.getLogger("dflash.warm")
 WINDOW = WindowId("warm-up")
 PROMPT_TOKENS = 20
 DRAFTER_WAIT_S = 60.0
+_BIAS = ((0, 1.0),)
+RARER = (
+    Sampling(logit_bias=_BIAS),
+    Sampling(presence_penalty=1.0),
+    Sampling(temperature=1.0, logit_bias=_BIAS),
+    Sampling(temperature=1.0, presence_penalty=1.0),
+    Sampling(temperature=1.0, top_p=0.9, logit_bias=_BIAS, presence_penalty=1.0),
+)
 
 
 def row_buckets(max_rows: int) -> list[int]:
@@ -33,15 +44,28 @@ def row_buckets(max_rows: int) -> list[int]:
 
 
 def warm_target(target: Target, max_rows: int, widest: int) -> None:
-    """Verify at each row bucket: every width greedily, the widest and classic with each way to sample."""
+    """Verify at each row bucket: every width greedily, the widest and classic with each way to sample.
+
+    Rarer wishes only alone and in company: that compiles their kernels; more rows are another shape.
+    """
     began = time.perf_counter()
     _play_through(target, max_rows, sorted({*(w for w in WIDTHS if w < widest), widest}), Sampling())
+    widths = sorted({1, widest})
     for sampling in (Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.9)):
-        _play_through(target, max_rows, sorted({1, widest}), sampling)
+        _play_through(target, max_rows, widths, sampling)
+    for sampling in RARER:
+        _play_through(target, min(max_rows, 2), widths, sampling)
+    _play_through(target, min(max_rows, 2), widths, Sampling(), num_top_logprobs=5)
     logger.info("target warmed in %.1f s", time.perf_counter() - began)
 
 
-def _play_through(target: Target, max_rows: int, widths: list[int], sampling: Sampling) -> None:
+def _play_through(
+    target: Target,
+    max_rows: int,
+    widths: list[int],
+    sampling: Sampling,
+    num_top_logprobs: int | None = None,
+) -> None:
     """Let rows join as they do in service, up to each bucket, and play a round of each width there."""
     given = GivenWidth()
     window = Window(WINDOW, target, _Guess(), WindowPolicy(width=given, max_rows=max_rows))
@@ -49,7 +73,9 @@ def _play_through(target: Target, max_rows: int, widths: list[int], sampling: Sa
     for rows in (min(bucket, max_rows) for bucket in row_buckets(max_rows)):
         given.width = 1
         for row in range(window.num_rows, rows):
-            window.admit(RowRequest(RowId(str(row)), tuple(range(PROMPT_TOKENS)), budget, sampling))
+            request = RowRequest(RowId(str(row)), tuple(range(PROMPT_TOKENS)), budget, sampling)
+            scores = num_top_logprobs is not None
+            window.admit(replace(request, num_top_logprobs=num_top_logprobs, wants_prompt_logprobs=scores))
         while window.has_work and window.num_live < rows:
             window.step()
         for given.width in widths:
@@ -75,6 +101,13 @@ def warm_drafter(sessions: Sessions, spec: DrafterSpec, dtype: str, max_rows: in
             held += count
         sessions.close(WINDOW)
     logger.info("drafter warmed in %.1f s", time.perf_counter() - began)
+
+
+def findings_of(settings: Settings, target: Target, fingerprint: str, widest: int) -> Findings:
+    """What the probe says of every shape that rounds may use."""
+    where = Circumstances(fingerprint, drafter="", max_rows=0, threads=settings.blas_threads)
+    shapes = shapes_to_probe(settings.max_rows, widest)
+    return find_out(target, shapes, where, settings.cache_dir, settings.probe_s)
 
 
 def measured_costs(

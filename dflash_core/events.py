@@ -1,4 +1,4 @@
-"""What leaves the engine: per round, what each row committed. Integers only, no arrays."""
+"""What leaves the engine: per round, what each row committed. Numbers only, no arrays."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -6,6 +6,14 @@ from typing import Literal
 from dflash_core.request import RowId, WindowId
 
 FinishReason = Literal["stop", "length", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely a token was to the target itself, before any processor, and what else was."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens, as many as asked for, likeliest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +28,8 @@ class RowProgress:
     finish: FinishReason | None = None
     error: str | None = None  # only with finish == "error": a sentence for the client
     error_kind: str | None = None  # only with finish == "error": a kind of dflash_core.errors
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each of ``tokens``, if the row asked
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first token: of the prompt's second and on
 
 
 @dataclass(frozen=True, slots=True)

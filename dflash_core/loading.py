@@ -1,6 +1,7 @@
 """From checkpoints to the parts of a lane. Call on the thread that will compute: MLX arrays left lazy
 belong to the thread that made them."""
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,23 +49,33 @@ def build_target(
 ) -> tuple[Target, TargetSpec]:
     """The target with the feature projection of its drafter; without one it taps nothing."""
     loaded = load_target(target_path, dtype=dtype)
-    spec, activations = loaded.spec, loaded.dtype
-    taps: tuple[int, ...] = ()
-    projection, feature_size = None, 0
-    if drafter_path is not None:
-        drafter = read_drafter_spec(drafter_path, spec)
-        taps, feature_size = drafter.taps, drafter.hidden_size
-        weights = load_drafter_weights(drafter_path, drafter, activations)
-        projection = FeatureProjection(weights, drafter.rms_norm_eps)
+    spec = loaded.spec
     target = Target(
-        TargetNetwork(loaded.model.language_model, taps),
-        cache_shape=target_cache_shape(spec, activations),
+        TargetNetwork(loaded.model.language_model, ()),
+        cache_shape=target_cache_shape(spec, loaded.dtype),
         vocab_size=spec.vocab_size,
         max_context=spec.max_context,
-        projection=projection,
-        feature_size=feature_size,
     )
-    return target, spec
+    return (target if drafter_path is None else feed_drafter(target, spec, drafter_path)), spec
+
+
+def feed_drafter(target: Target, spec: TargetSpec, drafter_path: Path) -> Target:
+    """The same target, tapped for a drafter and with its projection, whose weights are read here.
+
+    Raises CheckpointError.
+    """
+    drafter = read_drafter_spec(drafter_path, spec)
+    weights = load_drafter_weights(drafter_path, drafter, target.feature_dtype)
+    network = copy.copy(target.network)
+    network.taps = drafter.taps
+    return Target(
+        network,
+        cache_shape=target.cache_shape,
+        vocab_size=target.vocab_size,
+        max_context=target.max_context,
+        projection=FeatureProjection(weights, drafter.rms_norm_eps),
+        feature_size=drafter.hidden_size,
+    )
 
 
 def build_drafter(
@@ -75,20 +86,9 @@ def build_drafter(
     shared = load_embedding_and_head(target_path, dtype=dtype)
     weights = load_drafter_weights(drafter_path, spec, shared.dtype)
     network = DrafterNetwork(drafter_shape(spec), weights, shared.embed, shared.logits)
-    cache_shape = CacheShape(
-        num_attention_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        num_delta_layers=0,
-        num_v_heads=0,
-        v_dim=0,
-        k_dim=0,
-        conv_window=0,
-        conv_dim=0,
-        dtype=shared.dtype,
-        state_dtype=shared.dtype,
-    )
-    return LocalDrafter(network, cache_shape=cache_shape, block_size=spec.block_size), spec
+    return LocalDrafter(
+        network, cache_shape=drafter_cache_shape(spec, shared.dtype), block_size=spec.block_size
+    ), spec
 
 
 def drafter_shape(spec: DrafterSpec) -> DrafterShape:
@@ -111,6 +111,23 @@ def drafter_shape(spec: DrafterSpec) -> DrafterShape:
         is_causal=spec.is_causal,
         embedding_scale=spec.embedding_scale,
         logit_softcap=spec.final_logit_softcap,
+    )
+
+
+def drafter_cache_shape(spec: DrafterSpec, dtype: mx.Dtype) -> CacheShape:
+    """Sizes of a drafter's row contexts."""
+    return CacheShape(
+        num_attention_layers=spec.num_layers,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        num_delta_layers=0,
+        num_v_heads=0,
+        v_dim=0,
+        k_dim=0,
+        conv_window=0,
+        conv_dim=0,
+        dtype=dtype,
+        state_dtype=dtype,
     )
 
 

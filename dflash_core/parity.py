@@ -13,9 +13,10 @@ from typing import Literal
 import mlx.core as mx
 import numpy as np
 
-from dflash_core.request import RowId, RowRequest, Sampling
+from dflash_core.request import RowId, RowRequest
+from dflash_core.row import Row
 from dflash_core.row_cache import bucket_capacity
-from dflash_core.sampling import gumbel, keep_mask, pack
+from dflash_core.sampling import gumbel, keep_mask, pack, process
 from dflash_core.target import Target
 
 DEFAULT_MARGIN = 1.0  # logits
@@ -65,22 +66,27 @@ def compare(
     if at >= min(len(reference), len(candidate)):
         return Comparison(request.row_id, "different", at, None, float("inf"))
     pair = int(reference[at]), int(candidate[at])
-    gap = score_gap(target, (*request.tokens, *reference[:at]), request.sampling, pair)
+    gap = score_gap(target, request, reference[:at], pair)
     return Comparison(request.row_id, "near_tie" if gap < margin else "different", at, pair, gap)
 
 
-def score_gap(target: Target, prefix: Sequence[int], sampling: Sampling, tokens: tuple[int, int]) -> float:
-    """How far below the best score the worse of ``tokens`` lies after ``prefix``, in logits.
+def score_gap(target: Target, request: RowRequest, said: Sequence[int], tokens: tuple[int, int]) -> float:
+    """How far below the best score the worse of ``tokens`` lies once a row has ``said`` so much, in logits.
 
     Scores are processed logits + T * g. A token that a truncation cuts is also measured by its
     distance to the cut.
     """
-    logits = next_logits(target, prefix)
-    arrays = pack([sampling], target.vocab_size)
+    prefix, sampling = (*request.tokens, *said), request.sampling
+    row = Row(request)
+    row.emitted += said
+    arrays = pack([row.sampled()], target.vocab_size)
+    position = mx.array([[len(prefix)]])
+    raw = mx.array(next_logits(target, prefix))[None, None]
+    logits = np.array(process(raw, position, arrays))[0, 0]
     scores = logits
     cut_gap = 0.0
     if sampling.temperature > 0:
-        noise = gumbel(arrays.keys, mx.array([[len(prefix)]]), target.vocab_size)
+        noise = gumbel(arrays.keys, position, target.vocab_size)
         scores = logits + sampling.temperature * np.array(noise)[0, 0]
         kept = np.array(keep_mask(mx.array(logits)[None, None], arrays))[0, 0]
         lowest = logits[kept].min()

@@ -6,14 +6,17 @@ request and one continued elsewhere (prompt + committed tokens) take exactly the
 
 from dataclasses import dataclass
 
+import mlx.core as mx
 import numpy as np
 
+from dflash_core.events import TokenLogprobs
+from dflash_core.logprobs import Asked, unpack
 from dflash_core.protocols import Drafter, FeatureBlock
 from dflash_core.request import RowId, WindowId
 from dflash_core.row import Row
 from dflash_core.row_cache import FRESH, RowCaches, bucket_capacity, bucket_rows
-from dflash_core.sampling import SamplingArrays, pack
-from dflash_core.target import Target, Verdict
+from dflash_core.sampling import IDLE, SamplingArrays, pack
+from dflash_core.target import PromptScoring, Target, Verdict
 
 _SMALLEST_CHUNK = 16
 
@@ -26,6 +29,8 @@ class Prefilled:
     slot: int
     token: int
     is_finite: bool
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the first token, if the row asked
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class PrefillBatch:
@@ -38,6 +43,8 @@ class PrefillBatch:
         self.rows: list[Row | None] = [None]
         self.caches: RowCaches = target.new_caches(1, bucket_capacity(chunk))
         self._sampling: SamplingArrays | None = None
+        # Numbers [T, 1 + 2N] of prompts, chunk by chunk; on the device until the row is done.
+        self._prompt_numbers: dict[RowId, list[mx.array]] = {}
 
     @property
     def num_rows(self) -> int:
@@ -64,6 +71,9 @@ class PrefillBatch:
         return False
 
     def _free(self, slot: int) -> None:
+        row = self.rows[slot]
+        if row is not None:
+            self._prompt_numbers.pop(row.row_id, None)
         self.rows[slot] = None
         self.caches.lengths[slot] = 0
 
@@ -83,9 +93,12 @@ class PrefillBatch:
                 part = row.request.tokens[starts[slot] : starts[slot] + counts[slot]]
                 tokens[slot, : len(part)] = part
         if self._sampling is None:
-            settings = [None if row is None else row.request.sampling for row in self.rows]
-            self._sampling = pack(settings, self._target.vocab_size)
-        verdict = self._target.prefill(self.caches, tokens, counts, self._sampling)
+            sampled = [None if row is None else row.sampled() for row in self.rows]
+            self._sampling = pack(sampled, self._target.vocab_size)
+        scoring = self._scoring(starts, width)
+        verdict = self._target.prefill(self.caches, tokens, counts, self._sampling, scoring)
+        if scoring is not None:
+            self._keep_numbers(scoring.asked, verdict, counts)
         row_ids = tuple(None if row is None else row.row_id for row in self.rows)
         self._drafter.extend(self._window_id, FeatureBlock(row_ids, starts, counts, verdict.features))
         return int(counts.sum()), self._finished(verdict)
@@ -100,9 +113,52 @@ class PrefillBatch:
             return []
         outcome = verdict.read()
         return [
-            Prefilled(row, slot, int(outcome.chosen[slot, 0]), bool(outcome.is_finite[slot]))
+            Prefilled(
+                row,
+                slot,
+                int(outcome.chosen[slot, 0]),
+                bool(outcome.is_finite[slot]),
+                outcome.logprobs(slot, row.request, 1),
+                self._prompt_logprobs(row),
+            )
             for slot, row in done
         ]
+
+    def _scoring(self, starts: np.ndarray, width: int) -> PromptScoring | None:
+        """What follows each input of the rows whose prompt is to be measured."""
+        asking = {
+            slot: row.sampled()
+            for slot, row in enumerate(self.rows)
+            if row is not None and row.request.wants_prompt_logprobs
+        }
+        if not asking:
+            return None
+        asked = Asked.of([asking.get(slot, IDLE) for slot in range(len(self.rows))], self._target.vocab_size)
+        assert asked is not None
+        following = np.zeros((bucket_rows(len(asked.slots)), width), dtype=np.int32)
+        for line, slot in enumerate(asked.slots):
+            row = self.rows[slot]
+            assert row is not None
+            part = row.request.tokens[starts[slot] + 1 : starts[slot] + 1 + width]
+            following[line, : len(part)] = part
+        return PromptScoring(asked, following)
+
+    def _keep_numbers(self, asked: Asked, verdict: Verdict, counts: np.ndarray) -> None:
+        assert verdict.prompt_numbers is not None
+        for line, slot in enumerate(asked.slots):
+            row = self.rows[slot]
+            assert row is not None
+            numbers = verdict.prompt_numbers[line, : int(counts[slot])]
+            self._prompt_numbers.setdefault(row.row_id, []).append(numbers)
+
+    def _prompt_logprobs(self, row: Row) -> tuple[TokenLogprobs, ...]:
+        """Of the prompt's second token and on; reading does not wait, the row's last chunk is done."""
+        chunks = self._prompt_numbers.pop(row.row_id, [])
+        if not chunks:
+            return ()
+        num_top, length = row.request.num_top_logprobs, row.prompt_length
+        numbers = np.concatenate([np.array(chunk) for chunk in chunks])[: length - 1]
+        return unpack(numbers, num_top or 0)
 
     def release(self, slot: int, *, scrub: bool) -> None:
         """Free the slot of a row that is done here; an empty batch shrinks to one slot.

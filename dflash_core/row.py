@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from dflash_core.events import FinishReason
+from dflash_core.processors import SampledRow
 from dflash_core.request import RowId, RowRequest
 
 
@@ -13,6 +14,7 @@ class Row:
     request: RowRequest
     anchor: int = field(init=False)
     budget: int = field(init=False)  # tokens it may still emit
+    emitted: list[int] = field(init=False, default_factory=list[int])  # here; what came before is in tokens
 
     def __post_init__(self) -> None:
         self.anchor = self.request.tokens[-1]
@@ -23,10 +25,25 @@ class Row:
         """Its name."""
         return self.request.row_id
 
+    @property
+    def prompt_length(self) -> int:
+        """Where its prompt ends."""
+        at = self.request.prompt_length
+        return len(self.request.tokens) if at is None else at
+
+    def sampled(self) -> SampledRow:
+        """What choosing its next tokens needs to know."""
+        request, at = self.request, self.prompt_length
+        output = (*request.tokens[at:], *self.emitted)
+        return SampledRow(
+            request.sampling, request.tokens[:at], output, request.stop_token_ids, request.num_top_logprobs
+        )
+
     def commit(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         """Take a round's tokens; returns those it emits (cut after a stop token) and why it ends, if so."""
         emitted, reason = cut(tokens, self.budget, self.request.stop_token_ids)
         self.budget -= len(emitted)
+        self.emitted += emitted
         self.anchor = emitted[-1]
         return emitted, reason
 

@@ -3,39 +3,79 @@
 One path for greedy and sampled rows: the arg-max of ``logits + T * g`` with Gumbel noise g keyed by
 (request seed, absolute position of the token); T = 0 is greedy. A draft is accepted while it equals
 that choice, so the emitted sequence is a function of the request alone: the same with and without
-speculation, in any batch, after any join or restart. Truncations (top-k, top-p, min-p, in that
-order) act on the target's logits only.
+speculation, in any batch, after any join or restart. ``logits`` are the target's own after a row's
+biases and penalties, in this order (see ``processors``); truncations (top-k, top-p, min-p, in that order)
+act on them without the noise.
 """
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import mlx.core as mx
 import numpy as np
 
+from dflash_core.logprobs import Asked
 from dflash_core.ops import fastmath
+from dflash_core.processors import Biases, Penalties, SampledRow, as_list
 from dflash_core.request import Sampling
 
-Variant = Literal["greedy", "sampled", "truncated"]
-GREEDY = Sampling()
+IDLE = SampledRow(Sampling())
+ArrayLists = dict[str, list[mx.array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The least work that serves every row of a window; each has a compiled graph of its own."""
+
+    rule: Literal["greedy", "sampled", "truncated"] = "greedy"
+    is_biased: bool = False
+    is_penalised: bool = False
+    num_top: int | None = None  # likeliest tokens measured at each place; None: no log-probabilities
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingArrays:
     """The settings of a window's rows as arrays; made anew when rows come or go."""
 
-    variant: Variant  # the least work that serves every row
+    variant: Variant
     temperature: mx.array  # [B] float32, 0 for greedy rows
     top_k: mx.array  # [B] int32, V where off
     top_p: mx.array  # [B] float32
     min_p: mx.array  # [B] float32
     keys: mx.array  # [B, 2] uint32
 
-    def as_list(self) -> list[mx.array]:
-        """The arrays alone, in field order, for a compiled region."""
-        return [self.temperature, self.top_k, self.top_p, self.min_p, self.keys]
+    biases: Biases | None = None
+    penalties: Penalties | None = None
+    asked: Asked | None = None  # whose log-probabilities are wanted
+
+    def as_lists(self) -> ArrayLists:
+        """The arrays alone, for a compiled region."""
+        lists = {"rule": [self.temperature, self.top_k, self.top_p, self.min_p, self.keys]}
+        if self.biases is not None:
+            lists["biases"] = as_list(self.biases)
+        if self.penalties is not None:
+            lists["penalties"] = as_list(self.penalties)
+        if self.asked is not None:
+            lists["asked"] = [self.asked.padded()]
+        return lists
+
+    @classmethod
+    def of_lists(cls, variant: Variant, lists: ArrayLists) -> "SamplingArrays":
+        """The other way."""
+        return cls(
+            variant,
+            *lists["rule"],
+            biases=Biases(*lists["biases"]) if variant.is_biased else None,
+            penalties=Penalties(*lists["penalties"]) if variant.is_penalised else None,
+        )
+
+    def after(self, chosen: np.ndarray, kept: np.ndarray) -> "SamplingArrays":
+        """The arrays after a round whose first ``kept`` [B] tokens of ``chosen`` [B, K] were committed."""
+        if self.penalties is None:
+            return self
+        return replace(self, penalties=self.penalties.after(chosen, kept))
 
 
 def seed_key(seed: int) -> tuple[int, int]:
@@ -44,12 +84,19 @@ def seed_key(seed: int) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
 
 
-def pack(rows: Sequence[Sampling | None], vocab_size: int) -> SamplingArrays:
-    """Arrays for the slots of a window; ``None`` is an idle slot."""
-    settings = [row or GREEDY for row in rows]
+def pack(rows: Sequence[SampledRow | Sampling | None], vocab_size: int) -> SamplingArrays:
+    """Arrays for the slots of a window; ``None`` is an idle slot, settings alone a row without a past."""
+    slots = [SampledRow(row) if isinstance(row, Sampling) else row or IDLE for row in rows]
+    settings = [row.sampling for row in slots]
     sampled = [s for s in settings if s.temperature > 0]
     is_truncated = any(s.top_k > 0 or s.top_p < 1 or s.min_p > 0 for s in sampled)
-    variant: Variant = "truncated" if is_truncated else "sampled" if sampled else "greedy"
+    asked = Asked.of(slots, vocab_size)
+    variant = Variant(
+        rule="truncated" if is_truncated else "sampled" if sampled else "greedy",
+        is_biased=any(map(Biases.are_wanted, settings)),
+        is_penalised=any(map(Penalties.are_wanted, settings)),
+        num_top=None if asked is None else asked.num_top,
+    )
     top_k = [s.top_k if 0 < s.top_k < vocab_size else vocab_size for s in settings]
     return SamplingArrays(
         variant=variant,
@@ -58,21 +105,46 @@ def pack(rows: Sequence[Sampling | None], vocab_size: int) -> SamplingArrays:
         top_p=mx.array([s.top_p for s in settings], dtype=mx.float32),
         min_p=mx.array([s.min_p for s in settings], dtype=mx.float32),
         keys=mx.array(np.array([seed_key(s.seed) for s in settings], dtype=np.uint32)),
+        biases=Biases.of(slots, vocab_size) if variant.is_biased else None,
+        penalties=Penalties.of(slots, vocab_size) if variant.is_penalised else None,
+        asked=asked,
     )
 
 
-def choose(logits: mx.array, positions: mx.array, arrays: SamplingArrays) -> mx.array:
-    """The target's token at each place: logits [B, K, V], absolute positions [B, K] -> ids [B, K]."""
-    if arrays.variant == "greedy":
+def choose(
+    logits: mx.array, positions: mx.array, arrays: SamplingArrays, drafted: mx.array | None = None
+) -> mx.array:
+    """The target's token at each place: logits [B, K, V], absolute positions [B, K] -> ids [B, K].
+
+    ``drafted`` [B, K - 1] are the block's inputs after the anchor; may be left out where K is 1.
+    """
+    logits = process(logits, positions, arrays, drafted)
+    if arrays.variant.rule == "greedy":
         return mx.argmax(logits, axis=-1).astype(mx.int32)
     logits = logits.astype(mx.float32)
     temperature = arrays.temperature[:, None, None]
     noisy = logits + temperature * gumbel(arrays.keys, positions, logits.shape[-1])
-    if arrays.variant == "truncated":
+    if arrays.variant.rule == "truncated":
         noisy = mx.where(keep_mask(logits, arrays), noisy, mx.array(-mx.inf))
     # Greedy rows of a mixed window take the plain logits: not even a rounding differs from greedy.
     scores = mx.where(temperature > 0, noisy, logits)
     return mx.argmax(scores, axis=-1).astype(mx.int32)
+
+
+def process(
+    logits: mx.array, positions: mx.array, arrays: SamplingArrays, drafted: mx.array | None = None
+) -> mx.array:
+    """Logits after biases and penalties, if any row of the window has some; arguments as ``choose``."""
+    if arrays.biases is None and arrays.penalties is None:
+        return logits
+    logits = logits.astype(mx.float32)
+    if arrays.biases is not None:
+        logits = arrays.biases.apply(logits, positions)
+    if arrays.penalties is not None:
+        if drafted is None:
+            drafted = mx.zeros((logits.shape[0], 0), dtype=mx.int32)
+        logits = arrays.penalties.apply(logits, drafted)
+    return logits
 
 
 def gumbel(keys: mx.array, positions: mx.array, vocab_size: int) -> mx.array:

@@ -5,18 +5,21 @@ forward, the target's own tokens, accepted counts per row, recurrent commit. The
 integer array per round. Everything here runs on the MLX thread.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from dflash_core.accept import ACCEPT_POLICIES, walk
+from dflash_core.events import TokenLogprobs
+from dflash_core.logprobs import Asked, measure, unpack
 from dflash_core.models.drafter import FeatureProjection
 from dflash_core.models.target import CacheArrays, TargetNetwork
+from dflash_core.request import RowRequest
 from dflash_core.row_cache import CacheShape, RowCaches
-from dflash_core.sampling import SamplingArrays, Variant, choose
+from dflash_core.sampling import ArrayLists, SamplingArrays, Variant, choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +39,47 @@ class Outcome:
     walked: np.ndarray  # [B] leading drafts equal to them
     accepted: np.ndarray  # [B] drafts kept by policy and budget; -1 for idle slots
     is_finite: np.ndarray  # [B] bool
+    numbers: Mapping[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])  # slot -> [K, 1 + 2N]
+
+    def logprobs(self, slot: int, row: RowRequest, count: int) -> tuple[TokenLogprobs, ...]:
+        """Of the first ``count`` tokens chosen for a row, if it asked."""
+        if row.num_top_logprobs is None:
+            return ()
+        return unpack(self.numbers[slot][:count], row.num_top_logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScoring:
+    """Prompts whose tokens are measured as they are read."""
+
+    asked: Asked
+    tokens: np.ndarray  # [R, T] int32: what follows each input of the slots asked for; padded as they are
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """A verify under way."""
 
-    packed: mx.array  # [B, K + 3] int32: chosen, walked, accepted, finite
+    packed: mx.array  # [B, K + 3] int32: chosen, walked, accepted, finite; flat if numbers come behind
     features: mx.array  # [B, K, D] projected features of the block's inputs
+    asked: Asked | None = None
+    width: int = 1  # K
+    prompt_numbers: mx.array | None = None  # [R, T, 1 + 2N] int32, see ``PromptScoring``
 
     def read(self) -> Outcome:
         """Wait for the round and copy its integers: the one blocking read of a round."""
-        table = np.array(self.packed)
+        table, numbers = np.array(self.packed), {}
+        if self.asked is not None:
+            size = self.features.shape[0] * (self.width + 3)
+            behind = table[size:].reshape(-1, self.width, 1 + 2 * self.asked.num_top)
+            numbers = dict(zip(self.asked.slots, behind, strict=False))
+            table = table[:size].reshape(-1, self.width + 3)
         return Outcome(
-            chosen=table[:, :-3], walked=table[:, -3], accepted=table[:, -2], is_finite=table[:, -1] > 0
+            chosen=table[:, :-3],
+            walked=table[:, -3],
+            accepted=table[:, -2],
+            is_finite=table[:, -1] > 0,
+            numbers=numbers,
         )
 
 
@@ -73,7 +103,7 @@ class Target:
         self._projection = projection
         self._feature_size = feature_size or 1  # without taps: one number that nobody reads
         self._verifies: dict[tuple[Variant, str], Callable[..., Any]] = {}
-        self._prefills: dict[Variant, Callable[..., Any]] = {}
+        self._prefills: dict[tuple[Variant, int | None], Callable[..., Any]] = {}
         self._next_logits: Callable[..., mx.array] | None = None
 
     @property
@@ -102,34 +132,44 @@ class Target:
         return RowCaches(self.cache_shape, num_slots, capacity)
 
     def prefill(
-        self, caches: RowCaches, tokens: np.ndarray, counts: np.ndarray, sampling: SamplingArrays
+        self,
+        caches: RowCaches,
+        tokens: np.ndarray,
+        counts: np.ndarray,
+        sampling: SamplingArrays,
+        scoring: PromptScoring | None = None,
     ) -> Verdict:
         """Run ``tokens`` [B, T] after each slot's length, ``counts`` [B] of them real; advances the caches.
 
         The outcome's ``chosen`` [B, 1] is the target's own token after each row's last real one; the
-        features [B, T, D] are garbage beyond the counts.
+        features [B, T, D] are garbage beyond the counts, as are the prompt's numbers.
         """
         caches.reserve(tokens.shape[1])
         lengths = mx.array(caches.lengths)
-        run = self._prefills.get(sampling.variant)
+        key = sampling.variant, None if scoring is None else scoring.asked.num_top
+        run = self._prefills.get(key)
         if run is None:
-            run = self._prefills[sampling.variant] = mx.compile(self._make_prefill(sampling.variant))
+            run = self._prefills[key] = mx.compile(self._make_prefill(*key))
+        lists = sampling.as_lists()
+        if scoring is not None:
+            lists["prompt"] = [scoring.asked.padded(), mx.array(scoring.tokens)]
         arrays = caches.take()
-        packed, features, *rest = run(
+        packed, features, prompt_numbers, *rest = run(
             mx.array(tokens),
             lengths,
             mx.array(counts),
-            sampling.as_list(),
+            lists,
             arrays.keys,
             arrays.values,
             arrays.states,
             arrays.conv,
         )
         del arrays
-        mx.async_eval(packed, features, *rest)
+        mx.async_eval(packed, features, prompt_numbers, *rest)
         caches.put(CacheArrays(*rest))
         caches.lengths += counts
-        return Verdict(packed, features)
+        numbers = prompt_numbers[0] if scoring is not None else None
+        return Verdict(packed, features, sampling.asked, prompt_numbers=numbers)
 
     def verify(self, caches: RowCaches, block: BlockInput, drafts: mx.array, accept: str) -> Verdict:
         """Check ``drafts`` [B, K - 1] after the anchors and commit what the policy keeps.
@@ -151,7 +191,7 @@ class Target:
             tokens,
             lengths,
             budgets,
-            block.sampling.as_list(),
+            block.sampling.as_lists(),
             arrays.keys,
             arrays.values,
             arrays.states,
@@ -160,7 +200,7 @@ class Target:
         del arrays
         mx.async_eval(packed, features, *rest)
         caches.put(CacheArrays(*rest))
-        return Verdict(packed, features)
+        return Verdict(packed, features, block.sampling.asked, tokens.shape[1])
 
     def next_logits(self, caches: RowCaches, token: int) -> np.ndarray:
         """Logits [V] float32 of a lone row after ``token``; for whoever scores, not for rounds.
@@ -193,25 +233,34 @@ class Target:
     def _project(self, features: mx.array) -> mx.array:
         return features if self._projection is None else self._projection(features)
 
-    def _make_prefill(self, variant: Variant) -> Callable[..., Any]:
+    def _make_prefill(self, variant: Variant, num_top: int | None) -> Callable[..., Any]:
         def run(
             tokens: mx.array,
             lengths: mx.array,
             counts: mx.array,
-            sampling: list[mx.array],
+            sampling: ArrayLists,
             keys: list[mx.array],
             values: list[mx.array],
             states: mx.array,
             conv: mx.array,
         ) -> tuple[Any, ...]:
             caches = CacheArrays(keys, values, states, conv)
-            hidden, features, caches = self.network.prefill(tokens, lengths, counts, caches)
+            if num_top is None:
+                hidden, features, caches = self.network.prefill(tokens, lengths, counts, caches)
+                prompt_numbers = []
+            else:
+                every, features, caches = self.network.prefill(tokens, lengths, counts, caches, is_whole=True)
+                slots, following = sampling["prompt"]
+                prompt_numbers = [measure(self.network.logits(every[slots]), following, num_top)]
+                hidden = mx.take_along_axis(every, mx.maximum(counts - 1, 0)[:, None, None], axis=1)[:, 0]
             logits = self.network.logits(hidden)[:, None]
-            chosen = choose(logits, (lengths + counts)[:, None], SamplingArrays(variant, *sampling))
+            chosen = choose(logits, (lengths + counts)[:, None], SamplingArrays.of_lists(variant, sampling))
             is_finite = _is_sound(hidden[:, None], logits, chosen)
             none = mx.zeros_like(chosen)
             packed = mx.concatenate([chosen, none, none, is_finite.astype(mx.int32)], axis=1)
-            return packed, self._project(features), caches.keys, caches.values, caches.states, caches.conv
+            packed = _with_numbers(packed, logits, chosen, variant, sampling)
+            features = self._project(features)
+            return packed, features, prompt_numbers, caches.keys, caches.values, caches.states, caches.conv
 
         return run
 
@@ -222,7 +271,7 @@ class Target:
             tokens: mx.array,
             lengths: mx.array,
             budgets: mx.array,
-            sampling: list[mx.array],
+            sampling: ArrayLists,
             keys: list[mx.array],
             values: list[mx.array],
             states: mx.array,
@@ -232,7 +281,7 @@ class Target:
             hidden, features, caches, journal = self.network.verify(tokens, lengths, caches)
             positions = lengths[:, None] + mx.arange(1, tokens.shape[1] + 1)
             logits = self.network.logits(hidden)
-            chosen = choose(logits, positions, SamplingArrays(variant, *sampling))
+            chosen = choose(logits, positions, SamplingArrays.of_lists(variant, sampling), tokens[:, 1:])
             is_live = budgets > 0
             walked = walk(tokens[:, 1:], chosen)
             accepted = mx.where(is_live, mx.minimum(policy(walked, is_live), budgets - 1), -1)
@@ -241,9 +290,21 @@ class Target:
             caches = self.network.commit(journal, caches, accepted + 1)
             columns = [chosen, walked[:, None], accepted[:, None], is_finite[:, None].astype(mx.int32)]
             packed = mx.concatenate(columns, axis=1)
+            packed = _with_numbers(packed, logits, chosen, variant, sampling)
             return packed, self._project(features), caches.keys, caches.values, caches.states, caches.conv
 
         return run
+
+
+def _with_numbers(
+    packed: mx.array, logits: mx.array, chosen: mx.array, variant: Variant, sampling: ArrayLists
+) -> mx.array:
+    """``packed``, with the log-probabilities of the slots that asked behind it."""
+    if variant.num_top is None:
+        return packed
+    (slots,) = sampling["asked"]
+    numbers = measure(logits[slots], chosen[slots], variant.num_top)
+    return mx.concatenate([packed.reshape(-1), numbers.reshape(-1)])
 
 
 def _is_sound(hidden: mx.array, logits: mx.array, chosen: mx.array) -> mx.array:

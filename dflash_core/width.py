@@ -7,6 +7,7 @@ from dflash_core.acceptance import Acceptance
 from dflash_core.costs import RoundCosts
 from dflash_core.events import RoundReport
 from dflash_core.request import RowId
+from dflash_core.shapes import AnyShape, ShapePolicy
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)  # few shapes, few graphs
 
@@ -28,14 +29,15 @@ class WidthPolicy(Protocol):
 
 
 class FixedWidth:
-    """The same width every round, cut to the widest that has a use."""
+    """The same width every round, cut to the widest that has a use and that ``shapes`` allows."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, shapes: ShapePolicy | None = None):
         self._width = width
+        self._shapes = shapes or AnyShape()
 
     def choose(self, row_ids: Sequence[RowId | None], widest: int) -> int:
         """The fixed width."""
-        return min(self._width, widest)
+        return self._shapes.widest(len(row_ids), min(self._width, widest))
 
     def observe(self, report: RoundReport) -> None:
         """Nothing to learn."""
@@ -51,8 +53,16 @@ class AutoWidth:
     number of classic rounds, as long as all trials together cost less than ``trial_budget`` of the time.
     """
 
-    def __init__(self, costs: RoundCosts, acceptance: Acceptance, *, trial_budget: float = 0.03):
+    def __init__(
+        self,
+        costs: RoundCosts,
+        acceptance: Acceptance,
+        shapes: ShapePolicy | None = None,
+        *,
+        trial_budget: float = 0.03,
+    ):
         self._costs, self._acceptance = costs, acceptance
+        self._shapes = shapes or AnyShape()
         self._trial_budget = trial_budget
         self._classic_rounds = 0  # since the last wider round
         self._patience = 4  # classic rounds before the next trial
@@ -64,7 +74,7 @@ class AutoWidth:
         """The width with the best expected rate."""
         live = [row_id for row_id in row_ids if row_id is not None]
         slots = len(row_ids)
-        widths = [width for width in WIDTHS if width <= widest]
+        widths = [width for width in WIDTHS if width <= widest and self._shapes.allows(slots, width)]
         rates = {w: self._acceptance.expected(live, w) / self._costs.seconds(slots, w) for w in widths}
         best = max(widths, key=lambda w: rates[w])
         self._is_trial = False

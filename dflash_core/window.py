@@ -7,7 +7,7 @@ Everything here runs on the MLX thread.
 
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 import numpy as np
@@ -16,12 +16,14 @@ from dflash_core.context import CONTEXT_POLICIES
 from dflash_core.errors import ContextLengthExceeded, InvalidRequest, RowFailed
 from dflash_core.events import RoundReport, RowProgress
 from dflash_core.prefill import PrefillBatch, Prefilled
+from dflash_core.processors import check_wishes
 from dflash_core.protocols import Drafter, Drafts, FeatureBlock
 from dflash_core.request import RowId, RowRequest, WindowId
 from dflash_core.round import Plan, play_round
 from dflash_core.row import Row
 from dflash_core.row_cache import FRESH, bucket_rows
 from dflash_core.sampling import SamplingArrays, pack
+from dflash_core.shapes import AnyShape, ShapePolicy
 from dflash_core.target import BlockInput, Outcome, Target
 from dflash_core.waiting import WaitingFeatures
 from dflash_core.width import WidthPolicy
@@ -35,6 +37,7 @@ class WindowPolicy:
     max_rows: int = 16
     accept: str = "per_row"  # a key of accept.ACCEPT_POLICIES
     context: str = "per_row"  # a key of context.CONTEXT_POLICIES
+    shapes: ShapePolicy = field(default_factory=AnyShape)  # must hold ``max_rows``; ``width`` obeys it too
     prefill_rows: int = 4
     prefill_chunk: int = 64
 
@@ -100,6 +103,7 @@ class Window:
             )
         if min(request.tokens) < 0 or max(request.tokens) >= self.target.vocab_size:
             raise InvalidRequest(f"token ids must lie in 0..{self.target.vocab_size - 1}", param="prompt")
+        check_wishes(request, self.target.vocab_size)
         self._queue.append(Row(request))
 
     def retire(self, row_id: RowId) -> None:
@@ -162,8 +166,8 @@ class Window:
         width = self.policy.width.choose(row_ids, widest)
         x, counts = self._waiting.merged()
         if self._sampling is None:
-            settings = [None if row is None else row.request.sampling for row in self.rows]
-            self._sampling = pack(settings, self.target.vocab_size)
+            sampled = [None if row is None else row.sampled() for row in self.rows]
+            self._sampling = pack(sampled, self.target.vocab_size)
         return Plan(
             width=width,
             block=BlockInput(mx.array(anchors), budgets, self._sampling),
@@ -180,6 +184,8 @@ class Window:
         self._context_lengths += taken
         self._waiting.add(features, taken)
         self._num_rounds += 1
+        if self._sampling is not None:
+            self._sampling = self._sampling.after(outcome.chosen, kept)
         return tuple(
             self._settle_row(slot, row, outcome) for slot, row in enumerate(self.rows) if row is not None
         )
@@ -194,7 +200,9 @@ class Window:
         if reason is not None:
             self._vacate(slot, scrub=False)
         walked = int(outcome.walked[slot])
-        return RowProgress(row.row_id, tokens, drafted, walked, min(accepted, len(tokens)), reason)
+        logprobs = outcome.logprobs(slot, row.request, len(tokens))
+        accepted = min(accepted, len(tokens))
+        return RowProgress(row.row_id, tokens, drafted, walked, accepted, reason, logprobs=logprobs)
 
     # Slots
 
@@ -222,7 +230,8 @@ class Window:
         else:
             self.drafter.drop(self.window_id, (row.row_id,))
         self._prefill.release(done.slot, scrub=False)
-        return RowProgress(row.row_id, tokens, 0, 0, 0, reason)
+        first = RowProgress(row.row_id, tokens, 0, 0, 0, reason)
+        return replace(first, logprobs=done.logprobs, prompt_logprobs=done.prompt_logprobs)
 
     def _start_waiting(self) -> None:
         while self._queue and self._prefill.num_rows < self._prefill.max_rows:
@@ -255,7 +264,7 @@ class Window:
 
     def _fit_slots(self, num_joining: int) -> None:
         """Grow to hold joining rows; shrink when at most half is live and nobody is about to join."""
-        wanted = bucket_rows(self.num_live + num_joining)
+        wanted = self.policy.shapes.slots_for(self.num_live + num_joining)
         is_quiet = not self._queue and self._prefill.num_rows == 0
         if wanted == len(self.rows) or (wanted < len(self.rows) and not (is_quiet and num_joining == 0)):
             return
@@ -296,6 +305,17 @@ def _failed(row: Row, drafted: int) -> RowProgress:
 
 def _merge(first: tuple[RowProgress, ...], played: tuple[RowProgress, ...]) -> tuple[RowProgress, ...]:
     """One entry per row: a row's first token stands before what its first round committed."""
-    tokens = {progress.row_id: progress.tokens for progress in first}
-    merged = tuple(replace(p, tokens=tokens.pop(p.row_id, ()) + p.tokens) for p in played)
-    return merged + tuple(progress for progress in first if progress.row_id in tokens)
+    alone = {progress.row_id: progress for progress in first}
+    merged = tuple(_joined(alone.pop(p.row_id, None), p) for p in played)
+    return merged + tuple(progress for progress in first if progress.row_id in alone)
+
+
+def _joined(first: RowProgress | None, played: RowProgress) -> RowProgress:
+    if first is None:
+        return played
+    return replace(
+        played,
+        tokens=first.tokens + played.tokens,
+        logprobs=first.logprobs + played.logprobs,
+        prompt_logprobs=first.prompt_logprobs,
+    )

@@ -1,29 +1,12 @@
 """Events of one generation to the objects that a client gets, chunk by chunk or whole."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
-from deployments.generation import Ended, Event, Generation, Started, TextTokens, Usage
+from deployments.generation import Ended, Event, Generation, Started, TextTokens, Tokenizer, Usage
+from deployments.openai.choice import Choice, Dialect, Json
+from deployments.openai.logprobs import ChatLogprobs, CompletionLogprobs
 from deployments.openai.said import delta_json, message_json
-from deployments.openai.speech import PLAIN, Reading, Said, Speech
-
-Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """Where the two endpoints differ."""
-
-    whole_object: str
-    chunk_object: str
-    opening: Json | None  # the first choice of a stream, before any text
-    delta: Callable[[Said], Json]
-    closing: Json
-    whole: Callable[[Said], Json]
-    has_prompt_ids_in_choice: bool
-
+from deployments.openai.speech import PLAIN, Reading, Speech
 
 CHAT = Dialect(
     whole_object="chat.completion",
@@ -33,6 +16,7 @@ CHAT = Dialect(
     closing={"delta": {}},
     whole=lambda said: {"message": message_json(said)},
     has_prompt_ids_in_choice=False,
+    logprobs=ChatLogprobs,
 )
 
 COMPLETION = Dialect(
@@ -43,6 +27,7 @@ COMPLETION = Dialect(
     closing={"text": ""},
     whole=lambda said: {"text": said.content},
     has_prompt_ids_in_choice=True,
+    logprobs=CompletionLogprobs,
 )
 
 
@@ -63,95 +48,92 @@ def usage_json(usage: Usage) -> Json:
 class Answer:
     """Folds events. A stream sends what ``chunks`` gives for each; a whole answer is the same, collected."""
 
-    def __init__(self, generation: Generation, dialect: Dialect, reading: Reading = PLAIN):
+    def __init__(
+        self, generation: Generation, dialect: Dialect, tokenizer: Tokenizer, reading: Reading = PLAIN
+    ):
         self._generation = generation
         self._dialect = dialect
         self._created = int(time.time())
         self._place: Started | None = None
-        self._speech = Speech(reading)
-        self._said: list[Said] = []
-        self._token_ids: list[int] = []
-        self._usage = Usage(len(generation.prompt_ids))
-        self._is_open = False  # whether the stream's first chunk is out
+        self._choices = [
+            Choice(
+                generation,
+                dialect,
+                index,
+                dialect.logprobs(tokenizer),
+                Usage(len(generation.prompt_ids)),
+                Speech(reading),
+            )
+            for index in range(generation.num_choices)
+        ]
+        self._has_prompt_ids = False  # whether they are out
 
     def chunks(self, event: Event) -> list[Json]:
         """Take an event and return the chunks it gives a stream."""
-        said = self._hear(event)
-        if not self._shows(event, said):
-            self._count(event)
+        if isinstance(event, Started):
+            self.add(event)
             return []
-        opening = self._opening()  # with the usage before this event
-        self._count(event)
+        choice = self._choices[event.index]
+        before = self._usage
+        self.add(event)
+        if not self._shows(event, choice):
+            return []
+        opening: list[Json] = []
+        if not choice.is_open:
+            choice.is_open = True
+            opening = [self._chunk(entry, before) for entry in choice.opening()]
         match event:
-            case TextTokens(_, token_ids):
-                return [*opening, self._chunk(self._dialect.delta(said), token_ids)]
+            case TextTokens():
+                return [*opening, self._chunk(choice.delta(event), self._usage)]
             case Ended():
-                rest = [self._chunk(self._dialect.delta(said), ())] if said else []
-                return [*opening, *rest, *self._closing(event)]
-            case Started():
-                return []
+                rest = [self._chunk(choice.rest(), self._usage)] if choice.heard else []
+                return [*opening, *rest, *self._closing(choice)]
 
-    def _shows(self, event: Event, said: Said) -> bool:
+    def _shows(self, event: TextTokens | Ended, choice: Choice) -> bool:
         match event:
             case TextTokens():
                 # Text held back leaves a round with nothing to show, unless numbers were asked for.
                 delivery = self._generation.delivery
-                return bool(said) or delivery.return_token_ids or delivery.continuous_usage
-            case _:
-                return isinstance(event, Ended)
+                wants_numbers = delivery.return_token_ids or delivery.continuous_usage
+                return bool(choice.heard) or wants_numbers or bool(event.logprobs)
+            case Ended():
+                return True
 
     def add(self, event: Event) -> None:
         """Take an event."""
-        self._said.append(self._hear(event))
-        self._count(event)
+        if isinstance(event, Started):
+            self._place = event
+        else:
+            self._choices[event.index].add(event)
 
-    def _hear(self, event: Event) -> Said:
-        match event:
-            case TextTokens(text):
-                return self._speech.push(text)
-            case Ended():
-                return self._speech.finish()
-            case Started():
-                return Said()
+    def whole(self) -> Json:
+        """Return the answer in one object, once every choice has ended."""
+        choices = [choice.whole() for choice in self._choices]
+        answer = self._with_prompt_ids(self._envelope(self._dialect.whole_object, choices))
+        return answer | {"usage": usage_json(self._usage), "dflash": self._speculation(self._usage)}
 
-    def _count(self, event: Event) -> None:
-        match event:
-            case Started():
-                self._place = event
-            case TextTokens():
-                self._token_ids.extend(event.token_ids)
-                self._usage = event.usage
-            case Ended():
-                self._usage = event.usage
+    @property
+    def _usage(self) -> Usage:
+        return Usage.total([choice.usage for choice in self._choices])
 
-    def whole(self, ended: Ended) -> Json:
-        """Return the answer in one object."""
-        choice = self._dialect.whole(Said.joined(self._said)) | self._finish(ended)
-        answer = self._envelope(self._dialect.whole_object, [self._choice(choice, tuple(self._token_ids))])
-        self._add_prompt_ids(answer)
-        return answer | {"usage": usage_json(self._usage), "dflash": self._speculation()}
-
-    def _opening(self) -> list[Json]:
-        if self._is_open or self._dialect.opening is None:
-            return []
-        return [self._chunk(self._dialect.opening, ())]
-
-    def _closing(self, ended: Ended) -> list[Json]:
-        last = self._chunk(self._dialect.closing | self._finish(ended), ())
-        last["dflash"] = self._speculation()
-        if not self._generation.delivery.include_usage:
+    def _closing(self, choice: Choice) -> list[Json]:
+        last = self._chunk(choice.closing(), self._usage)
+        last["dflash"] = self._speculation(choice.usage)
+        is_over = all(other.ended is not None for other in self._choices)
+        if not self._generation.delivery.include_usage or not is_over:
             return [last]
         usage = self._envelope(self._dialect.chunk_object, [])
-        return [last, usage | {"usage": usage_json(self._usage), "dflash": self._speculation()}]
+        numbers = {"usage": usage_json(self._usage), "dflash": self._speculation(self._usage)}
+        return [last, usage | numbers]
 
-    def _chunk(self, content: Json, token_ids: tuple[int, ...]) -> Json:
+    def _chunk(self, choice: Json, usage: Usage) -> Json:
         delivery = self._generation.delivery
-        chunk = self._envelope(self._dialect.chunk_object, [self._choice(content, token_ids)])
-        if not self._is_open:
-            self._add_prompt_ids(chunk)
-            self._is_open = True
+        chunk = self._envelope(self._dialect.chunk_object, [choice])
+        if not self._has_prompt_ids:
+            self._has_prompt_ids = True
+            self._with_prompt_ids(chunk)
         if delivery.continuous_usage:
-            chunk["usage"] = usage_json(self._usage)
+            chunk["usage"] = usage_json(usage)
         elif delivery.include_usage:
             chunk["usage"] = None
         return chunk
@@ -165,20 +147,12 @@ class Answer:
             "choices": choices,
         }
 
-    def _choice(self, content: Json, token_ids: tuple[int, ...]) -> Json:
-        choice = {"index": 0, **content, "logprobs": None}
-        choice.setdefault("finish_reason", None)
-        if self._generation.delivery.return_token_ids:
-            choice["token_ids"] = list(token_ids)
-        return choice
+    def _with_prompt_ids(self, body: Json) -> Json:
+        if self._generation.delivery.return_token_ids and not self._dialect.has_prompt_ids_in_choice:
+            body["prompt_token_ids"] = list(self._generation.prompt_ids)
+        return body
 
-    def _add_prompt_ids(self, body: Json) -> None:
-        if self._generation.delivery.return_token_ids:
-            holder = body["choices"][0] if self._dialect.has_prompt_ids_in_choice else body
-            holder["prompt_token_ids"] = list(self._generation.prompt_ids)
-
-    def _speculation(self) -> Json:
-        usage = self._usage
+    def _speculation(self, usage: Usage) -> Json:
         return {
             "rounds": usage.rounds,
             "drafted": usage.drafted,
@@ -188,8 +162,3 @@ class Answer:
             "window": self._place.window if self._place else None,
             "lane": self._place.lane if self._place else None,
         }
-
-    def _finish(self, ended: Ended) -> Json:
-        has_called = self._speech.num_calls > 0 and ended.finish_reason == "stop"
-        reason = "tool_calls" if has_called else ended.finish_reason
-        return {"finish_reason": reason, "stop_reason": ended.stop_reason}

@@ -15,6 +15,9 @@ from deployments.openai.schema import ChatRequest, CompletionRequest, Generation
 from dflash_core.errors import ContextLengthExceeded, InvalidRequest
 from dflash_core.request import Sampling
 
+_MAX_ID_DIGITS = 10
+_MAX_SHOWN = 40
+
 
 def prepare(request: GenerationRequest, backend: Backend, limits: Limits, request_id: str) -> Generation:
     """Fill in every default and check every bound; the result can be played as it is."""
@@ -28,12 +31,13 @@ def prepare(request: GenerationRequest, backend: Backend, limits: Limits, reques
             param="stream_options",
             code="invalid_value",
         )
+    max_tokens = _max_tokens(request, len(prompt_ids), prompt_param, card.max_context, limits)
     return Generation(
         id=GenerationId(prefix + uuid.uuid4().hex),
         model=request.model,
         prompt_ids=prompt_ids,
-        max_tokens=_max_tokens(request, len(prompt_ids), prompt_param, card.max_context, limits),
-        sampling=_sampling(request, card.defaults, backend.tokenizer.vocab_size),
+        max_tokens=max_tokens,
+        sampling=_sampling(request, card.defaults, backend.tokenizer.vocab_size, max_tokens),
         stop_token_ids=_stop_token_ids(request, backend),
         stop_strings=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
         deadline_s=limits.request_timeout_s,
@@ -44,6 +48,9 @@ def prepare(request: GenerationRequest, backend: Backend, limits: Limits, reques
             return_token_ids=bool(request.return_token_ids),
         ),
         request_id=request_id,
+        num_choices=_num_choices(request, limits),
+        num_top_logprobs=num_top_logprobs(request),
+        echo=_echo(request, prompt_ids, backend),
     )
 
 
@@ -109,6 +116,10 @@ def _max_tokens(
         )
     if asked is None:
         return min(room, limits.default_max_tokens)
+    if asked == 0 and not (isinstance(request, CompletionRequest) and request.echo):
+        raise InvalidRequest(
+            "'max_tokens' may be 0 only with 'echo'.", param="max_tokens", code="invalid_value"
+        )
     if asked > room:
         raise ContextLengthExceeded(
             f"This model's context is {context} tokens. You asked for {prompt + asked}: {prompt} in the "
@@ -119,7 +130,45 @@ def _max_tokens(
     return asked
 
 
-def _sampling(request: GenerationRequest, defaults: SamplingDefaults, vocab_size: int) -> Sampling:
+def _num_choices(request: GenerationRequest, limits: Limits) -> int:
+    wanted = request.n or 1
+    if wanted > limits.max_choices:
+        raise InvalidRequest(
+            f"'n' is {wanted}; this server gives at most {limits.max_choices} choices to a request.",
+            param="n",
+            code="invalid_value",
+        )
+    return wanted
+
+
+def num_top_logprobs(request: GenerationRequest) -> int | None:
+    """Return how many likeliest tokens to tell beside each, None for no log-probabilities."""
+    match request:
+        case ChatRequest(logprobs=True):
+            return request.top_logprobs or 0
+        case ChatRequest() if request.top_logprobs:
+            raise InvalidRequest(
+                "'top_logprobs' is only allowed when 'logprobs' is true.",
+                param="top_logprobs",
+                code="invalid_value",
+            )
+        case CompletionRequest():
+            return request.logprobs
+        case _:
+            return None
+
+
+def _echo(request: GenerationRequest, prompt_ids: tuple[int, ...], backend: Backend) -> str | None:
+    if not isinstance(request, CompletionRequest) or not request.echo:
+        return None
+    if isinstance(request.prompt, str):
+        return request.prompt
+    return backend.tokenizer.decode(prompt_ids, skip_special=False)
+
+
+def _sampling(
+    request: GenerationRequest, defaults: SamplingDefaults, vocab_size: int, max_tokens: int
+) -> Sampling:
     temperature = _or(request.temperature, defaults.temperature)
     top_p = _or(request.top_p, defaults.top_p)
     top_k = int(_or(request.top_k, defaults.top_k))
@@ -128,7 +177,41 @@ def _sampling(request: GenerationRequest, defaults: SamplingDefaults, vocab_size
     if top_k < 1 or top_k >= vocab_size:
         top_k = 0
     seed = secrets.randbits(64) if request.seed is None else request.seed % 2**64
-    return Sampling(temperature, top_k, top_p, _or(request.min_p, defaults.min_p), seed)
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"'min_tokens' is {min_tokens}, more than the {max_tokens} tokens that the answer may have.",
+            param="min_tokens",
+            code="invalid_value",
+        )
+    return Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=_or(request.min_p, defaults.min_p),
+        seed=seed,
+        logit_bias=_logit_bias(request, vocab_size),
+        repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
+        presence_penalty=_or(request.presence_penalty, 0.0),
+        frequency_penalty=_or(request.frequency_penalty, 0.0),
+        min_tokens=min_tokens,
+    )
+
+
+def _logit_bias(request: GenerationRequest, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    biases: list[tuple[int, float]] = []
+    for key, bias in (request.logit_bias or {}).items():
+        if not (key.isascii() and key.isdecimal() and len(key) <= _MAX_ID_DIGITS):
+            shown = key if len(key) <= _MAX_SHOWN else key[:_MAX_SHOWN] + "..."
+            raise InvalidRequest(
+                f"'logit_bias' names '{shown}'; its keys are token ids.",
+                param="logit_bias",
+                code="invalid_value",
+            )
+        _require_in_vocabulary(int(key), vocab_size, "logit_bias")
+        if bias != 0:
+            biases.append((int(key), bias))
+    return tuple(biases)
 
 
 def _or(value: float | None, default: float) -> float:
@@ -160,4 +243,5 @@ def effective_defaults(card: ModelCard) -> Mapping[str, float]:
         "top_p": defaults.top_p,
         "top_k": defaults.top_k,
         "min_p": defaults.min_p,
+        "repetition_penalty": defaults.repetition_penalty,
     }

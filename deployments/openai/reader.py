@@ -17,12 +17,17 @@ class EventReader:
     around its yields.
     """
 
-    def __init__(self, events: AsyncGenerator[Event, None]):
+    def __init__(self, events: AsyncGenerator[Event, None], num_choices: int = 1):
         self._events = events
+        self._num_open = num_choices
         # A client that reads slowly holds back its own generator, not its neighbours.
         self._queue: asyncio.Queue[Event | Exception] = asyncio.Queue(maxsize=4)
         self._task: asyncio.Task[None] | None = None
-        self._has_ended = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last event was read."""
+        return self._num_open == 0
 
     async def __aenter__(self) -> "EventReader":
         self._task = asyncio.create_task(self._read())
@@ -33,7 +38,7 @@ class EventReader:
     ) -> None:
         if self._task is None:
             return
-        if self._has_ended:  # let the generator return by itself
+        if self.has_ended:  # let the generator return by itself
             await asyncio.wait({self._task}, timeout=_RETURN_S)
         self._task.cancel()
         await asyncio.wait({self._task})
@@ -48,7 +53,7 @@ class EventReader:
             return None
         if isinstance(item, Exception):
             raise item
-        self._has_ended = isinstance(item, Ended)
+        self._num_open -= isinstance(item, Ended)
         return item
 
     async def _read(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Mapping
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from deployments.generation import Backend, Ended, Event, Generation, Started
+from deployments.generation import Backend, Event, Generation, Started
 from deployments.openai import sse
 from deployments.openai.answer import Answer, Dialect
 from deployments.openai.errors import failure_of, is_fault
@@ -36,13 +36,15 @@ class GenerationResponse(Response):
         super().__init__(headers=headers)
         self._backend = backend
         self._generation = generation
-        self._answer = Answer(generation, dialect, reading)
+        self._answer = Answer(generation, dialect, backend.tokenizer, reading)
         self._limits = limits
         self._own_headers = dict(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, unless the client goes away first."""
-        async with EventReader(self._backend.generate(self._generation)) as events:
+        async with EventReader(
+            self._backend.generate(self._generation), self._generation.num_choices
+        ) as events:
             if self._generation.delivery.stream:
                 answer = self._stream(events, send)
             else:
@@ -51,13 +53,11 @@ class GenerationResponse(Response):
                 logger.info("request %s: the client went away", self._generation.request_id)
 
     async def _collect(self, events: EventReader, scope: Scope, receive: Receive, send: Send) -> None:
-        event = await events.next()
-        while not isinstance(event, Ended):
+        while not events.has_ended:
+            event = await events.next()
             if event is not None:
                 self._answer.add(event)
-            event = await events.next()
-        self._answer.add(event)
-        body = sse.encode(self._answer.whole(event))
+        body = sse.encode(self._answer.whole())
         response = Response(body, headers=self._own_headers, media_type="application/json")
         await response(scope, receive, send)
 
@@ -95,7 +95,7 @@ class GenerationResponse(Response):
             if body:
                 await _send_body(send, body)
                 sent_at = clock()
-            if isinstance(event, Ended):
+            if events.has_ended:
                 return
             event = await events.next(self._limits.keepalive_s)
 

@@ -24,6 +24,9 @@ from pydantic_core import PydanticCustomError, from_json
 _MAX_INT = 2**31 - 1
 
 TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+_MAX_TOP_LOGPROBS = 20
+_TopLogprobs = Annotated[int, Field(ge=0, le=_MAX_TOP_LOGPROBS)]
 
 
 class _Strict(BaseModel):
@@ -144,6 +147,18 @@ class GenerationRequest(_Strict):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=_MAX_INT, description="0 or -1: off")] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100, description="1: off")] | None = None
+    logit_bias: (
+        Annotated[
+            dict[str, Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=1024, description="token id to what is added to its logit"),
+        ]
+        | None
+    ) = None
+    min_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
     stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)] | None = None
@@ -192,6 +207,8 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: (
         Annotated[int, Field(ge=1, le=_MAX_INT, description="wins over max_tokens")] | None
     ) = None
+    logprobs: bool | None = None
+    top_logprobs: _TopLogprobs | None = None
     tools: Annotated[list[ToolSpec], Field(fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -225,3 +242,6 @@ class CompletionRequest(GenerationRequest):
     """Body of ``POST /v1/completions``."""
 
     prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=0, le=_MAX_INT, description="0 only with echo")] | None = None
+    echo: bool | None = None
+    logprobs: _TopLogprobs | None = None

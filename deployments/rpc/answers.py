@@ -65,6 +65,9 @@ class Answer:
         tokens = [
             pb.Token(id=token, origin=origin) for token, origin in zip(event.token_ids, origins, strict=True)
         ]
+        for token, number in zip(tokens, event.logprobs, strict=False):  # none unless asked for
+            token.logprob = number.logprob
+            token.top_logprobs.extend(pb.TopLogprob(id=other, logprob=value) for other, value in number.top)
         return pb.Tokens(tokens=tokens, text=event.text)
 
 

@@ -41,18 +41,14 @@ _PATHS: Mapping[str, str] = {
     "stop_token_ids": "spec.stopping.token_ids",
     "ignore_eos": "spec.stopping.ignore_eos",
     "min_tokens": "spec.stopping.min_tokens",
+    "logprobs": "spec.logprobs.top",
+    "top_logprobs": "spec.logprobs.top",
     **{name: f"spec.sampling.{name}" for name in (*_SAMPLING, "logit_bias")},
 }
 
 
 def parse(spec: pb.GenerationSpec) -> GenerationRequest:
     """Check types and ranges; raises ``InvalidRequest`` that names a field of ``spec``."""
-    if spec.HasField("logprobs"):
-        raise InvalidRequest(
-            "'spec.logprobs' is not supported by this server; leave it out.",
-            param="spec.logprobs",
-            code="unsupported_parameter",
-        )
     kind = spec.WhichOneof("prompt")
     if kind is None:
         raise InvalidRequest(
@@ -92,7 +88,11 @@ def _document(spec: pb.GenerationSpec) -> Document:
         document["stop"] = list(spec.stopping.strings)
     if spec.stopping.token_ids:
         document["stop_token_ids"] = list(spec.stopping.token_ids)
-    match spec.WhichOneof("prompt"):
+    kind = spec.WhichOneof("prompt")
+    if spec.HasField("logprobs"):
+        top = spec.logprobs.top
+        document |= {"logprobs": True, "top_logprobs": top} if kind == "chat" else {"logprobs": top}
+    match kind:
         case "chat":
             document |= _conversation(spec.chat)
         case "token_ids":

@@ -229,12 +229,18 @@ class TargetNetwork:
         )
 
     def prefill(
-        self, tokens: mx.array, lengths: mx.array, counts: mx.array, caches: CacheArrays
+        self,
+        tokens: mx.array,
+        lengths: mx.array,
+        counts: mx.array,
+        caches: CacheArrays,
+        *,
+        is_whole: bool = False,
     ) -> tuple[mx.array, mx.array, CacheArrays]:
         """Run prompt tokens [B, T], ``counts`` [B] of them real.
 
-        Returns the hidden state after the final norm of each row's last real token [B, D], features
-        [B, T, F] and caches.
+        Returns the hidden state after the final norm of each row's last real token [B, D] (of all tokens
+        [B, T, D] if ``is_whole``), features [B, T, F] and caches.
         """
         stream = _Stream(self, tokens, lengths, caches)
         states: list[mx.array] = []
@@ -250,8 +256,10 @@ class TargetNetwork:
                 stream.add(index, layer, y)
             else:
                 stream.attend(index, layer)
-        last = mx.maximum(counts - 1, 0)[:, None, None]
-        hidden = mx.take_along_axis(stream.x, last, axis=1)[:, 0]
+        hidden = stream.x
+        if not is_whole:
+            last = mx.maximum(counts - 1, 0)[:, None, None]
+            hidden = mx.take_along_axis(hidden, last, axis=1)[:, 0]
         hidden = fastmath.rms_norm(hidden, self._norm.weight, self._norm.eps)
         written = CacheArrays(stream.keys, stream.values, mx.stack(states), mx.stack(convs))
         return hidden, stream.features(), written

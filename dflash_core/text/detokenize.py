@@ -8,9 +8,9 @@ long as the ids spell valid UTF-8.
 
 import codecs
 from collections.abc import Sequence
-from functools import cache
 from typing import Protocol
 
+from dflash_core.text.token_bytes import token_bytes
 from dflash_core.text.tokenizer import Tokenizer
 
 _MOST_UNFINISHED = 3  # bytes of a character that lacks its last
@@ -44,8 +44,9 @@ class _ByteLevelDetokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def add(self, ids: Sequence[int]) -> str:
-        skipped, tokenizer = self._skipped, self._tokenizer
-        return self._utf8.decode(b"".join(_token_bytes(tokenizer.token(i)) for i in ids if i not in skipped))
+        token = self._tokenizer.token
+        pieces = (token_bytes(token(i), is_byte_level=True) for i in ids if i not in self._skipped)
+        return self._utf8.decode(b"".join(pieces))
 
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)
@@ -91,22 +92,3 @@ class _WindowDetokenizer:
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special=self._skip_special)
-
-
-@cache
-def _byte_of_character() -> dict[str, int]:
-    """The table of byte-level vocabularies: printable bytes stand for themselves, others are moved up."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(0x100) if chr(byte) not in table)
-    return table | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-def _token_bytes(token: str | None) -> bytes:
-    if token is None:  # a model's output is often wider than the vocabulary
-        return b""
-    table = _byte_of_character()
-    try:
-        return bytes([table[character] for character in token])
-    except KeyError:  # an added token: its text as it stands
-        return token.encode()

@@ -25,11 +25,19 @@ class TextDelta:
 class TextStream:
     """Detokeniser and stop strings of one row."""
 
-    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), *, skip_special: bool = True):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop_strings: Sequence[str] = (),
+        *,
+        skip_special: bool = True,
+        min_tokens: int = 0,
+    ):
         self._detokenizer = detokenizer_for(tokenizer, skip_special=skip_special)
         self._matcher = StopMatcher(stop_strings)
         self._has_stops = bool(stop_strings)
         self._stop: str | None = None
+        self._num_unchecked = min_tokens  # ids still to come whose text can be no part of a stop string
 
     def push(self, ids: Sequence[int], *, is_last_stop: bool = False) -> TextDelta:
         """Take newly committed ids.
@@ -45,7 +53,12 @@ class TextStream:
         texts: list[str] = []
         # One id at a time, or the id that completed a stop string would not be known.
         for num_used, token_id in enumerate(readable, start=1):
-            progress = self._matcher.feed(self._detokenizer.add([token_id]))
+            text = self._detokenizer.add([token_id])
+            if self._num_unchecked > 0:
+                self._num_unchecked -= 1
+                texts.append(text)
+                continue
+            progress = self._matcher.feed(text)
             texts.append(progress.text)
             if progress.stop is not None:
                 self._stop = progress.stop

@@ -17,6 +17,7 @@ from dflash_core.text.files import eos_ids, read_json, template_sources, templat
 from dflash_core.text.messages import parse_messages, parse_tools
 from dflash_core.text.shield import Shield, unused_character
 from dflash_core.text.template import ChatTemplate
+from dflash_core.text.token_bytes import token_bytes
 
 
 class Tokenizer:
@@ -113,6 +114,10 @@ class Tokenizer:
     def token(self, token_id: int) -> str | None:
         """Return a token as the vocabulary spells it (not its text), None outside the vocabulary."""
         return self._backend.id_to_token(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token stands for by itself: bytes, which need not be whole characters."""
+        return token_bytes(self._backend.id_to_token(token_id), is_byte_level=self.is_byte_level)
 
     def _encode_marked(self, rendered: str, mark: str) -> list[int]:
         ids: list[int] = []

@@ -65,8 +65,8 @@ async def counters(client: httpx2.AsyncClient) -> dict[str, float]:
 
 async def run(options: argparse.Namespace) -> None:
     """Play, interleaved, and print the table."""
-    lines = options.prompts.read_text(encoding="utf-8").splitlines()[: options.limit]
-    bodies = [json.loads(line)["body"] for line in lines]
+    lines = options.prompts.read_text(encoding="utf-8").split("\n")
+    bodies = [json.loads(line)["body"] for line in lines if line][: options.limit]
     levels = [int(level) for level in options.concurrency.split(",")]
     rates: dict[int, list[float]] = {level: [] for level in levels}
     figures: dict[int, dict[str, float]] = {}

@@ -368,10 +368,10 @@ class RowState:
         arrays = caches.arrays
         self.length = length
         self.parts = {
-            "keys": [np.array(k[slot, :, :length]) for k in arrays.keys],
-            "values": [np.array(v[slot, :, :length]) for v in arrays.values],
-            "states": [np.array(arrays.states[:, slot])],
-            "conv": [np.array(arrays.conv[:, slot])],
+            "keys": [as_numpy(k[slot, :, :length]) for k in arrays.keys],
+            "values": [as_numpy(v[slot, :, :length]) for v in arrays.values],
+            "states": [as_numpy(arrays.states[:, slot])],
+            "conv": [as_numpy(arrays.conv[:, slot])],
         }
 
     def difference(self, other: "RowState") -> float:
@@ -384,6 +384,11 @@ class RowState:
             for a, b in zip(self.parts[name], other.parts[name], strict=True)
         ]
         return max(gaps)
+
+
+def as_numpy(x: mx.array) -> np.ndarray:
+    """The same numbers; numpy has no bfloat16."""
+    return np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x)
 
 
 def difference(a: Any, b: Any) -> float:

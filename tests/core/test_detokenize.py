@@ -10,6 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 import dflash_core
 from dflash_core.text import Tokenizer, detokenizer_for
+from dflash_core.text.token_bytes import token_bytes
 
 PAIR = Path(str(dflash_core.__file__)).parent / "pair" / "target"
 TOKENIZER = Tokenizer.load(PAIR)
@@ -125,3 +126,16 @@ def test_a_cut_character_does_not_spoil_the_run_of_bytes_before_it(sentencepiece
     ids = sentencepiece.encode(text)
     for size in range(1, len(ids)):
         assert "".join(stream(sentencepiece, [ids[:size], ids[size:]])) == text
+
+
+def test_tokens_one_by_one_have_the_bytes_of_the_whole_text() -> None:
+    text = "Grüße \U0001f600 to <|im_start|>user\n\u2082"
+    assert b"".join(map(TOKENIZER.token_bytes, TOKENIZER.encode(text))) == text.encode()
+    assert TOKENIZER.token_bytes(10**6) == b""
+
+
+@pytest.mark.parametrize(
+    ("token", "data"), [("<0xE2>", b"\xe2"), ("\u2581the", b" the"), ("<0xE>", b"<0xE>"), (None, b"")]
+)
+def test_tokens_of_other_vocabularies_spell_spaces_and_bytes(token: str | None, data: bytes) -> None:
+    assert token_bytes(token, is_byte_level=False) == data

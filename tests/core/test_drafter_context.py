@@ -1,12 +1,15 @@
 """The draft network against a plain one-row forward, and per-row contexts through joins, waits and losses."""
 
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from dflash_core.checkpoints import read_drafter_spec, read_target_spec
 from dflash_core.errors import WindowLost
 from dflash_core.protocols import FeatureBlock
 from dflash_core.request import RowId, WindowId
@@ -26,7 +29,9 @@ from tests.core.engine_fixtures import (
     tiny_drafter,
     tiny_lane,
     tokens_of,
+    write_pair,
 )
+from tests.core.tiny_checkpoints import edit_config
 
 HIDDEN = 32
 LAYOUTS = pytest.mark.parametrize("layout", ["first", "today"])
@@ -44,6 +49,8 @@ def _eager() -> Iterator[None]:
 class Reference:
     """DFlash in numpy: context and block keys side by side, nothing cached."""
 
+    scale = 1.0  # of the block's embeddings
+
     def __init__(self, parts: DrafterParts):
         self.spec = parts.spec
         self.weights = {name: np.array(w) for name, w in parts.weights.items()}
@@ -52,7 +59,7 @@ class Reference:
     def logits(self, context: np.ndarray, anchor: int, width: int, **masks: Any) -> np.ndarray:
         """Logits [width - 1, V] after ``context`` [n, D] and ``anchor`` at position n."""
         spec = self.spec
-        h = self.embedding[[anchor] + [spec.mask_token_id] * (width - 1)]
+        h = self.scale * self.embedding[[anchor] + [spec.mask_token_id] * (width - 1)]
         for layer in range(spec.num_layers):
             h = h + self._attend(layer, context, self._norm(h, f"layers.{layer}.input_layernorm"), **masks)
             x = self._norm(h, f"layers.{layer}.post_attention_layernorm")
@@ -112,8 +119,14 @@ class Reference:
 class Contexts:
     """Rows' contexts in the network's own caches, drafted from in one forward; head logits are kept."""
 
-    def __init__(self, layout: Layout, contexts: Sequence[np.ndarray], dtype: mx.Dtype = mx.float64):
-        parts = tiny_drafter(dtype, layout)
+    def __init__(
+        self,
+        layout: Layout,
+        contexts: Sequence[np.ndarray],
+        dtype: mx.Dtype = mx.float64,
+        parts: DrafterParts | None = None,
+    ):
+        parts = parts or tiny_drafter(dtype, layout)
         self.seen: list[mx.array] = []
 
         def head(hidden: mx.array) -> mx.array:
@@ -435,3 +448,79 @@ def tapped(tokens: Sequence[int]) -> mx.array:
     caches = target.new_caches(1, 256).arrays
     zero, count = mx.array([0], dtype=mx.int32), mx.array([len(tokens)], dtype=mx.int32)
     return target.network.prefill(mx.array([tokens], dtype=mx.int32), zero, count, caches)[1]
+
+
+# Flavours that no released drafter of ours has, but that the loader lets in
+
+
+class Stretched(Reference):
+    """Rope stretched by YaRN as its paper and transformers have it."""
+
+    def _heads(self, x: np.ndarray, count: int, norm: str, positions: np.ndarray) -> np.ndarray:
+        d, scaling, base = self.spec.head_dim, self.spec.rope_scaling, self.spec.rope_theta
+        assert scaling is not None
+        assert scaling.original_max_positions is not None
+        x = self._norm(x.reshape(len(x), count, d), norm)
+
+        length = scaling.original_max_positions
+
+        def dimension(turns: float) -> float:
+            return d * np.log(length / (turns * 2 * np.pi)) / (2 * np.log(base))
+
+        low, high = max(np.floor(dimension(32)), 0), min(np.ceil(dimension(1)), d - 1)
+        ramp = np.clip((np.arange(d // 2) - low) / max(high - low, 0.001), 0, 1)
+        fast = base ** (-np.arange(d // 2) / (d // 2))
+        angle = positions[:, None] * (fast / scaling.factor * ramp + fast * (1 - ramp))
+        gain = 0.1 * np.log(scaling.factor) + 1
+        cos, sin = gain * np.cos(angle)[:, None], gain * np.sin(angle)[:, None]
+        a, b = x[..., : d // 2], x[..., d // 2 :]
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def flavoured(change: Callable[[dict[str, Any]], object]) -> DrafterParts:
+    """The tiny drafter of today's layout under another config; same weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, drafter = write_pair(Path(folder), "today")
+        spec = read_drafter_spec(edit_config(drafter, change), read_target_spec(path))
+        parts = tiny_drafter()
+        return DrafterParts(spec, parts.weights, parts.shared)
+
+
+def _stretch(config: dict[str, Any]) -> None:
+    stretch = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    config["rope_parameters"] = {**stretch, "rope_theta": 10000.0}
+
+
+def test_a_drafter_with_yarn_rope_drafts_as_the_reference() -> None:
+    parts, context = flavoured(_stretch), random_context(3, 40)
+    _, logits = Contexts("today", [context], parts=parts).draft([17], 8)
+    assert difference(logits[0], Stretched(parts).logits(context, 17, 8)) < ROPE_ERROR
+    assert difference(logits[0], Reference(parts).logits(context, 17, 8)) > 100 * ROPE_ERROR  # the control
+
+
+def test_rows_at_other_positions_are_stretched_as_alone() -> None:
+    parts, contexts = flavoured(_stretch), [random_context(n, n) for n in (1, 12, 40)]
+    _, logits = Contexts("today", contexts, parts=parts).draft([3, 14, 15], 8)
+    for b, context in enumerate(contexts):
+        assert difference(logits[b], Stretched(parts).logits(context, [3, 14, 15][b], 8)) < ROPE_ERROR
+
+
+def test_a_softcap_bounds_the_logits_and_keeps_the_drafts() -> None:
+    context = random_context(3, 40)
+    capped = flavoured(lambda config: config.update(final_logit_softcapping=2.0))
+    ids, logits = Contexts("today", [context], parts=capped).draft([17], 8)
+    plain_ids, plain = Contexts("today", [context]).draft([17], 8)
+    assert difference(logits[0], plain[0]) == 0  # the head is before the cap
+    assert np.array(ids).tolist() == np.array(plain_ids).tolist()  # the cap is monotonous
+    assert capped.spec.final_logit_softcap == 2.0
+
+
+def test_an_embedding_scale_multiplies_the_block_and_not_the_context() -> None:
+    parts = flavoured(lambda config: config.update(input_embedding_scale=3.0))
+    context = random_context(3, 40)
+    _, logits = Contexts("today", [context], parts=parts).draft([17], 8)
+    reference = Reference(parts)
+    reference.scale = 3.0
+    assert difference(logits[0], reference.logits(context, 17, 8)) < ROPE_ERROR
+    reference.scale = 1.0
+    assert difference(logits[0], reference.logits(context, 17, 8)) > 100 * ROPE_ERROR  # the control

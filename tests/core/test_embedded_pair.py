@@ -1,16 +1,20 @@
 """The embedded pair on chats of its domain: exact against mlx-lm, faster in rounds than tokens."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import mlx.core as mx
+import pytest
 from mlx_lm.generate import generate_step
 
 from dflash_core.checkpoints import load_target
+from dflash_core.events import RoundReport
 from dflash_core.loading import LoadedLane, load_lane
 from dflash_core.pair import DRAFTER, TARGET
-from dflash_core.request import RowId, RowRequest
+from dflash_core.request import RowId, RowRequest, Sampling
 from dflash_core.text import Tokenizer
-from tests.core.engine_fixtures import finish, opened, progress_of, tokens_of
+from tests.core.engine_fixtures import SilentDrafter, finish, opened, progress_of, tokens_of
 
 MAX_TOKENS = 64
 QUESTIONS = (
@@ -114,3 +118,42 @@ def test_answers_end_with_their_end_of_turn() -> None:
         said = tokens_of(reports)[request.row_id]
         assert (last.finish == "stop") == (said[-1] in request.stop_token_ids)
         assert not set(said[:-1]) & request.stop_token_ids
+
+
+def test_wishes_hold_in_compiled_graphs_too() -> None:
+    """Rows that want all sorts of things, speculating together, against each of them classic and alone."""
+    hot = {"temperature": 0.9, "seed": 3}
+    bias = ((300, 4.0), (12, -100.0))
+    wishes = (
+        Sampling(),
+        Sampling(logit_bias=bias, min_tokens=20),
+        Sampling(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.4),
+        Sampling(**hot, top_p=0.95, presence_penalty=0.6, logit_bias=bias),
+    )
+    rows = [
+        replace(
+            request,
+            max_tokens=24,
+            sampling=wish,
+            num_top_logprobs=num_top,
+            wants_prompt_logprobs=num_top is not None,
+        )
+        for request, wish, num_top in zip(requests(), wishes, (5, None, 1, 0), strict=False)
+    ]
+    with opened(lane(), *rows, width=8) as window:
+        together = finish(window)
+    assert sum(p.accepted for report in together for p in report.rows) > 0
+    for row in rows:
+        with opened(lane(), row, width=1, drafter=SilentDrafter()) as window:
+            alone = finish(window)
+        assert tokens_of(together)[row.row_id] == tokens_of(alone)[row.row_id]
+        assert len(numbers_of(alone, row)) == (
+            0 if row.num_top_logprobs is None else len(row.tokens) - 1 + len(tokens_of(alone)[row.row_id])
+        )
+        assert numbers_of(together, row) == pytest.approx(numbers_of(alone, row), abs=1e-4)
+
+
+def numbers_of(reports: Sequence[RoundReport], row: RowRequest) -> list[float]:
+    """Log-probabilities of a row's prompt and answer."""
+    progress = progress_of(reports, row.row_id)
+    return [n.logprob for p in progress for n in (*p.prompt_logprobs, *p.logprobs)]

@@ -15,7 +15,18 @@ from dflash_core.request import RowId, WindowId
 from dflash_core.row_cache import CacheShape, RowCaches, bucket_capacity, bucket_rows
 from dflash_core.sampling import pack
 from dflash_core.target import BlockInput, Target
-from tests.core.engine_fixtures import eager, finish, make_lane, opened, prompt, row, scripted, tiny_lane
+from tests.core.engine_fixtures import (
+    WINDOW,
+    eager,
+    finish,
+    local,
+    make_lane,
+    opened,
+    prompt,
+    row,
+    scripted,
+    tiny_lane,
+)
 
 LONG = 16_000
 
@@ -203,3 +214,49 @@ def test_waiting_features_do_not_pile_up_in_a_classic_window() -> None:
             waiting.append(int(window.plan().features.counts.max()))
     assert len(waiting) == 149
     assert 30 < max(waiting) <= 64
+
+
+@pytest.mark.usefixtures("_eager")
+def test_bytes_per_row_are_bounded_by_its_length_in_target_context_and_waiting_features() -> None:
+    """By the longest row since slots were last laid out; one row left is held to its own length again."""
+    lane = tiny_lane(mx.float32)
+    requests = [row("long", prompt(1, 200), 30)] + [row(f"r{n}", prompt(n, n), 20 + n) for n in (3, 40, 90)]
+    drafter = scripted(lane, requests, lambda name, length: (length + len(name)) % 5)
+    shape, block = lane.target.cache_shape, lane.drafter.block_size
+    seen, peak, before = set[int](), 0, 0
+    with opened(lane, *requests, width=8, drafter=drafter) as window:
+        while window.has_work:
+            window.step()
+            if not window.num_live:
+                continue
+            slots, longest = len(window.rows), int(window.caches.lengths.max())
+            peak = max(longest, peak if slots == before else 0)
+            before = slots
+            bucket = bucket_capacity(peak + 2 * block)
+            contexts = local(lane)._sessions[WINDOW].live.caches
+            assert window.caches.num_bytes <= slots * shape.bytes_per_row(bucket)
+            assert contexts.num_bytes <= slots * contexts.shape.bytes_per_row(bucket)
+            waiting = window._waiting.merged()[0]
+            assert waiting.nbytes <= slots * 64 * lane.target.feature_size * waiting.itemsize
+            seen.add(slots)
+    assert seen >= {1, 4}
+
+
+def test_a_row_of_four_billion_parameters_costs_what_its_parts_do() -> None:
+    """Qwen3.5-4B in bfloat16: 32 KiB a token (8 layers), 49 MiB of recurrent state (24 layers)."""
+    shape = CacheShape(
+        num_attention_layers=8,
+        num_kv_heads=4,
+        head_dim=256,
+        num_delta_layers=24,
+        num_v_heads=32,
+        v_dim=128,
+        k_dim=128,
+        conv_window=3,
+        conv_dim=8192,
+        dtype=mx.bfloat16,
+        state_dtype=mx.float32,
+    )
+    per_token = (shape.bytes_per_row(2048) - shape.bytes_per_row(1024)) / 1024
+    assert per_token == 32 * 1024
+    assert shape.bytes_per_row(0) == 24 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)

@@ -157,3 +157,19 @@ def test_finish_hands_out_what_was_held_back():
     stream = TextStream(TOKENIZER, ["no more"])
     assert stream.push(TOKENIZER.encode("there is no")).text == "there is "
     assert stream.finish().text == "no"
+
+
+def test_a_stop_string_waits_for_the_least_length() -> None:
+    ids = TOKENIZER.encode("one two three two four")
+    early = [TOKENIZER.decode(ids[: i + 1]) for i in range(len(ids))].index("one two") + 1
+    assert TextStream(TOKENIZER, ["two"]).push(ids).text == "one "
+    stream = TextStream(TOKENIZER, ["two"], min_tokens=early)
+    deltas = [stream.push([token]) for token in ids[:-1]]
+    assert "".join(delta.text for delta in deltas) == "one two three "
+    assert deltas[-1].stop == "two"
+
+
+def test_no_part_of_a_stop_string_may_come_before_the_least_length() -> None:
+    ids = TOKENIZER.encode("stop and go")
+    stream = TextStream(TOKENIZER, ["stop and"], min_tokens=1)
+    assert (stream.push(ids).text + stream.finish().text) == "stop and go"

@@ -146,6 +146,19 @@ def write_drafter(
     return _write(path, config, _drafter_weights(config, len(taps), np.random.default_rng(seed), dtype))
 
 
+def quantize_target(source: Path, path: Path, *, bits: int = 4, group_size: int = 64) -> Path:
+    """Write a target of torch's layout once more, quantised, in MLX's layout; weights and config alone."""
+    config = json.loads((source / "config.json").read_text())
+    weights: Weights = {}
+    for file in sorted(source.glob("*.safetensors")):
+        loaded = mx.load(str(file))
+        assert isinstance(loaded, dict)
+        weights |= loaded
+    config["quantization"] = {"group_size": group_size, "bits": bits, "mode": "affine"}
+    config["quantization_config"] = config["quantization"]
+    return _write(path, config, _quantized(_as_mlx(weights), group_size, bits))
+
+
 def edit_config(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     """Let ``change`` edit a checkpoint's config in place."""
     config = json.loads((path / "config.json").read_text())

@@ -26,6 +26,7 @@ from deployments.generation import (
 from deployments.http import create_app
 from deployments.openai.limits import Limits
 from deployments.telemetry import Snapshot, Statistics
+from dflash_core.events import TokenLogprobs
 from dflash_core.text.tokenizer import Tokenizer
 
 CONTEXT = 300
@@ -38,14 +39,34 @@ def tokenizer() -> Tokenizer:
 
 
 async def two_rounds(generation: Generation) -> AsyncGenerator[Event, None]:
-    """``Hello, world`` in two rounds of 15 drafts: 3 walked and 2 accepted, then 1 and 1."""
-    prompt = len(generation.prompt_ids)
-    yield Started("window-1", "lane-1")
+    """``Hello, world`` in two rounds of 15 drafts: 3 walked and 2 accepted, then 1 and 1.
+
+    Choices go side by side; each token's log-probability is told by ``number``.
+    """
+    prompt, choices = len(generation.prompt_ids), range(generation.num_choices)
     first = Usage(prompt, 3, rounds=1, drafted=15, walked=3, accepted=2)
-    yield TextTokens("Hello", (11, 12, 13), first)
     last = Usage(prompt, 5, rounds=2, drafted=30, walked=4, accepted=3)
-    yield TextTokens(", world", (14, 15), last)
-    yield Ended("stop", last)
+    before = numbers(generation, generation.prompt_ids[1:]) if generation.wants_prompt_logprobs else ()
+    for index in choices:
+        yield Started("window-1", "lane-1")
+        ids = (11, 12, 13)
+        yield TextTokens("Hello", ids, first, index, numbers(generation, ids), before)
+    for index in choices:
+        ids = (14, 15)
+        yield TextTokens(", world", ids, last, index, numbers(generation, ids))
+        yield Ended("stop", last, index=index)
+
+
+def number(token_id: int, num_top: int) -> TokenLogprobs:
+    """What the stub tells of a token: the likeliest ones are its neighbours above, and itself second."""
+    others = (token_id + 1, token_id, *range(token_id + 2, token_id + 30))
+    return TokenLogprobs(-token_id / 8, tuple((other, -1.0 - i) for i, other in enumerate(others[:num_top])))
+
+
+def numbers(generation: Generation, ids: Sequence[int]) -> tuple[TokenLogprobs, ...]:
+    """What it tells of some, if asked."""
+    num_top = generation.num_top_logprobs
+    return () if num_top is None else tuple(number(token_id, num_top) for token_id in ids)
 
 
 def failing(error: Exception, *events: Event) -> Script:

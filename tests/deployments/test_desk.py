@@ -1,7 +1,8 @@
 """The router's desk over a stage that is played in the same loop: queue, joins, moves and ends."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -9,12 +10,23 @@ from deployments.burst import BurstWindow
 from deployments.desk import Desk
 from deployments.generation import Ended, Event, Generation, GenerationId, Started, TextTokens
 from deployments.lane import Lane
-from deployments.messages import Answer, Closed, LastCall, Letter, Opened, Opening, Played, Refused
+from deployments.messages import (
+    Admit,
+    Answer,
+    Closed,
+    LastCall,
+    Letter,
+    Opened,
+    Opening,
+    Played,
+    Refused,
+    Retire,
+)
 from deployments.telemetry import Statistics
 from deployments.ticket import Ticket
 from dflash_core.errors import DeadlineExceeded, QueueFull, RowFailed, Unavailable
-from dflash_core.events import RoundReport, RowProgress
-from dflash_core.request import RowId, Sampling, WindowId
+from dflash_core.events import RoundReport, RowProgress, TokenLogprobs
+from dflash_core.request import RowId, RowRequest, Sampling, WindowId
 from dflash_core.text.stream import TextStream
 from dflash_core.text.tokenizer import Tokenizer
 from tests.deployments.fake_engine import PAIR, FakeWindow, script
@@ -91,7 +103,7 @@ async def collect(desk: Desk, generation: Generation) -> list[Event]:
     return [event async for event in desk.play(generation)]
 
 
-def tokens(events: list[Event]) -> list[int]:
+def tokens(events: Sequence[Event]) -> list[int]:
     return [t for e in events if isinstance(e, TextTokens) for t in e.token_ids]
 
 
@@ -277,3 +289,149 @@ async def test_a_draining_desk_refuses_what_is_new_and_ends_what_it_has() -> Non
         await collect(d, request(2))
     assert tokens(await running) == expected(request(1, 60))
     assert d.drain() == 0
+
+
+# Several choices of one request
+
+
+def several(number: int, count: int, max_tokens: int = 10) -> Generation:
+    generation = replace(request(number, max_tokens), num_choices=count)
+    return replace(generation, sampling=Sampling(temperature=1.0, seed=7))
+
+
+def admitted(stage: LocalStage) -> list[RowRequest]:
+    letters = [letter for opening in stage.openings for letter in opening.letters] + stage.letters
+    return [letter.command.request for letter in letters if isinstance(letter.command, Admit)]
+
+
+async def test_choices_are_rows_of_one_window_with_seeds_of_their_own() -> None:
+    stage = LocalStage()
+    events = await collect(desk(stage), several(1, 3))
+    for index in range(3):
+        own = [e for e in events if isinstance(e, TextTokens | Ended) and e.index == index]
+        assert tokens(own) == expected(request(1))
+        assert isinstance(own[-1], Ended)
+    assert sum(isinstance(event, Ended) for event in events) == 3
+    assert len(stage.openings) == 1
+    rows = admitted(stage)
+    assert len({row.row_id for row in rows}) == 3
+    assert [row.sampling.seed for row in rows] == [
+        Sampling(seed=7).for_choice(index).seed for index in range(3)
+    ]
+
+
+async def test_choices_that_find_no_room_together_wait_their_turn() -> None:
+    stage = LocalStage()
+    d = desk(stage, max_rows=2, max_queue=8)
+    events = await collect(d, several(1, 5))
+    assert sum(isinstance(event, Ended) for event in events) == 5
+    assert (d.num_running, d.num_waiting) == (0, 0)
+
+
+async def test_the_queue_takes_all_choices_or_none() -> None:
+    stage = LocalStage()
+    d = desk(stage, max_rows=2, max_queue=2)
+    running = asyncio.ensure_future(collect(d, request(1, 200)))
+    await asyncio.sleep(0.01)
+    with pytest.raises(QueueFull):  # one place in the window, two in the queue
+        await collect(d, several(2, 4))
+    assert (d.num_running, d.num_waiting) == (1, 0)
+    events = await collect(d, several(3, 3))
+    assert sum(isinstance(event, Ended) for event in events) == 3
+    await running
+
+
+async def test_a_client_that_leaves_takes_all_its_choices_away() -> None:
+    stage = LocalStage()
+    d = desk(stage)
+    playing = d.play(several(1, 3, 400))
+    async for event in playing:
+        if isinstance(event, TextTokens):
+            break
+    await playing.aclose()
+    assert (d.num_running, d.num_waiting) == (0, 0)
+    retired = [letter.command.row_id for letter in stage.letters if isinstance(letter.command, Retire)]
+    assert len(retired) == 3
+
+
+async def test_each_choice_that_stops_is_counted() -> None:
+    stage = LocalStage()
+    statistics = Statistics("demo", "0")
+    d = desk(stage, statistics)
+    stop = TOKENIZER.decode([script((1, 1), 4)])  # what the third token says; the rows speak alike
+    generation = replace(several(1, 2), stop_strings=(stop,))
+    events = await collect(d, generation)
+    assert [e.finish_reason for e in events if isinstance(e, Ended)] == ["stop", "stop"]
+    assert statistics.snapshot().values["vllm:request_success_total"][("stop",)] == 2
+
+
+async def test_choices_that_break_off_move_together_and_a_deadline_ends_them_all() -> None:
+    stage = LocalStage()
+    stage.breaks_after = [3]
+    events = await collect(desk(stage), several(1, 2))
+    for index in range(2):
+        own = [e for e in events if isinstance(e, TextTokens | Ended) and e.index == index]
+        assert tokens(own) == expected(request(1))
+    d = desk(stage)
+    late = replace(several(2, 2, 100_000), deadline_s=0.05)
+    with pytest.raises(DeadlineExceeded):
+        await collect(d, late)
+    assert (d.num_running, d.num_waiting) == (0, 0)
+
+
+# What rides with the tokens
+
+
+def numbered(tokens: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:
+    return tuple(TokenLogprobs(-float(token)) for token in tokens)
+
+
+def drained(ticket: Ticket) -> list[Event | Exception]:
+    return [ticket.events.get_nowait() for _ in range(ticket.events.qsize())]
+
+
+def ticket_of(generation: Generation) -> Ticket:
+    text = TextStream(TOKENIZER, generation.stop_strings)
+    return Ticket(generation, text, frozenset(), 0.0, Statistics("demo", "0"))
+
+
+async def test_a_stop_string_cuts_the_numbers_with_the_tokens() -> None:
+    ids = tuple(script((1, 1), position) for position in range(2, 6))
+    stop = TOKENIZER.decode([ids[1]])
+    ticket = ticket_of(replace(request(1, stop=(stop,)), num_top_logprobs=0))
+    ticket.take(RowProgress(ticket.row_id, ids, 3, 3, 3, logprobs=numbered(ids)), 0.0)
+    told = drained(ticket)[0]
+    assert isinstance(told, TextTokens)
+    assert told.token_ids == ids[:2]
+    assert told.logprobs == numbered(ids[:2])
+
+
+async def test_the_prompts_numbers_are_asked_for_once_however_often_a_row_moves() -> None:
+    ticket = ticket_of(replace(request(1), num_top_logprobs=1, echo="a"))
+    asked = ticket.row_request()
+    assert (asked.num_top_logprobs, asked.wants_prompt_logprobs) == (1, True)
+    prompt = numbered((1,))
+    ticket.take(
+        RowProgress(ticket.row_id, (300,), 0, 0, 0, logprobs=numbered((300,)), prompt_logprobs=prompt), 0.0
+    )
+    told = drained(ticket)[0]
+    assert isinstance(told, TextTokens)
+    assert told.prompt_logprobs == prompt
+    again = ticket.row_request()
+    assert (again.num_top_logprobs, again.wants_prompt_logprobs) == (1, False)
+
+
+async def test_a_request_for_the_prompt_alone_ends_without_a_token() -> None:
+    generation = replace(request(1, max_tokens=0), num_top_logprobs=0, echo="a")
+    ticket = ticket_of(generation)
+    assert ticket.row_request().max_tokens == 1
+    prompt = numbered((1,))
+    first = RowProgress(
+        ticket.row_id, (300,), 0, 0, 0, "length", logprobs=numbered((300,)), prompt_logprobs=prompt
+    )
+    ticket.take(first, 0.0, is_round=False)
+    told, ended = drained(ticket)
+    assert isinstance(told, TextTokens)
+    assert (told.token_ids, told.prompt_logprobs) == ((), prompt)
+    assert isinstance(ended, Ended)
+    assert ended.usage.completion_tokens == 0

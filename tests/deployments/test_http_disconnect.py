@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from deployments.generation import Event, Generation, Started, TextTokens, Usage
+from deployments.generation import Ended, Event, Generation, Started, TextTokens, Usage
 from deployments.openai.limits import Limits
 from tests.deployments.http_stub import Script, StubBackend, chat, serving
 
@@ -39,6 +39,12 @@ async def endless(generation: Generation) -> AsyncGenerator[Event, None]:
     for count in range(1, 1_000_000):
         yield TextTokens("word " * 50, (1,), Usage(1, count))
         await asyncio.sleep(0)
+
+
+async def one_of_two_ends(generation: Generation) -> AsyncGenerator[Event, None]:
+    yield TextTokens("a", (1,), Usage(1, 1))
+    yield Ended("stop", Usage(1, 1))
+    await asyncio.sleep(60)
 
 
 def post(url: str, body: dict[str, object]) -> socket.socket:
@@ -126,3 +132,15 @@ def test_others_go_on_when_one_leaves(served: tuple[StubBackend, str]):
         while b"[DONE]" not in text:
             text += stays.recv(65536)
     assert all(b'"content":"%d"' % count in text for count in range(1, 6))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_choice_that_is_done_holds_nothing_up(served: tuple[StubBackend, str], stream: bool):
+    """After its last event a generator gets a second to return by itself; after another, none."""
+    backend, url = served
+    backend.script = one_of_two_ends
+    before = len(backend.generations)
+    with post(url, chat(stream=stream, n=2)):
+        wait_until_open(backend, before + 1)
+        assert not backend.closed.wait(0.3)
+    assert backend.closed.wait(0.5)

@@ -118,16 +118,42 @@ WRONG = [
     (COMPLETIONS, complete(prompt=[1, 10**6]), "prompt[1]", INVALID),
     (COMPLETIONS, complete(prompt=["a", "b"]), "prompt", UNSUPPORTED),
     (COMPLETIONS, complete(prompt={"text": "a"}), "prompt", INVALID),
-    (CHAT, chat(n=2), "n", UNSUPPORTED),
-    (CHAT, chat(n=True), "n", UNSUPPORTED),
-    (CHAT, chat(logprobs=True), "logprobs", UNSUPPORTED),
-    (COMPLETIONS, complete(logprobs=0), "logprobs", UNSUPPORTED),
-    (COMPLETIONS, complete(echo=True), "echo", UNSUPPORTED),
+    (CHAT, chat(n=True), "n", INVALID),
+    (CHAT, chat(n=0), "n", INVALID),
+    (CHAT, chat(n=17), "n", INVALID),
+    (CHAT, chat(n=129), "n", INVALID),
+    (CHAT, chat(best_of=2), "best_of", UNSUPPORTED),
+    (COMPLETIONS, complete(n=2, best_of=2), "best_of", UNSUPPORTED),
+    (CHAT, chat(logprobs=5), "logprobs", INVALID),
+    (CHAT, chat(top_logprobs=2), "top_logprobs", INVALID),
+    (CHAT, chat(logprobs=False, top_logprobs=2), "top_logprobs", INVALID),
+    (CHAT, chat(logprobs=True, top_logprobs=21), "top_logprobs", INVALID),
+    (CHAT, chat(logprobs=True, top_logprobs=-1), "top_logprobs", INVALID),
+    (COMPLETIONS, complete(logprobs=True), "logprobs", INVALID),
+    (COMPLETIONS, complete(logprobs=21), "logprobs", INVALID),
+    (COMPLETIONS, complete(top_logprobs=2), "top_logprobs", UNSUPPORTED),
+    (COMPLETIONS, complete(echo=1), "echo", INVALID),
+    (CHAT, chat(echo=True), "echo", UNSUPPORTED),
+    (COMPLETIONS, complete(max_tokens=0), "max_tokens", INVALID),
+    (COMPLETIONS, complete(max_tokens=0, echo=False), "max_tokens", INVALID),
+    (CHAT, chat(max_tokens=0), "max_tokens", INVALID),
+    (COMPLETIONS, complete(echo=True, prompt=[1] * CONTEXT, max_tokens=0), "prompt", TOO_LONG),
+    (CHAT, chat(logit_bias={"5": 101}), "logit_bias.5", INVALID),
+    (CHAT, chat(logit_bias={"5": "1"}), "logit_bias.5", INVALID),
+    (CHAT, chat(logit_bias={"five": 1}), "logit_bias", INVALID),
+    (CHAT, chat(logit_bias={"-5": 1}), "logit_bias", INVALID),
+    (CHAT, chat(logit_bias={"9" * 30: 1}), "logit_bias", INVALID),
+    (CHAT, chat(logit_bias={"8192": 1}), "logit_bias", INVALID),
+    (CHAT, chat(logit_bias={str(i): 1 for i in range(1025)}), "logit_bias", INVALID),
+    (CHAT, chat(logit_bias=[5]), "logit_bias", INVALID),
+    (CHAT, chat(presence_penalty=2.5), "presence_penalty", INVALID),
+    (CHAT, chat(frequency_penalty=-2.5), "frequency_penalty", INVALID),
+    (CHAT, chat(repetition_penalty=0), "repetition_penalty", INVALID),
+    (CHAT, chat(repetition_penalty=101), "repetition_penalty", INVALID),
+    (CHAT, chat(min_tokens=-1), "min_tokens", INVALID),
+    (CHAT, chat(min_tokens=5, max_tokens=4), "min_tokens", INVALID),
     (COMPLETIONS, complete(suffix="end"), "suffix", UNSUPPORTED),
     (COMPLETIONS, complete(best_of=2), "best_of", UNSUPPORTED),
-    (CHAT, chat(logit_bias={"5": 1}), "logit_bias", UNSUPPORTED),
-    (CHAT, chat(presence_penalty=0.5), "presence_penalty", UNSUPPORTED),
-    (CHAT, chat(repetition_penalty=1.1), "repetition_penalty", UNSUPPORTED),
     (CHAT, chat(response_format={"type": "json_object"}), "response_format", UNSUPPORTED),
     (CHAT, chat(tool_choice="required"), "tool_choice", UNSUPPORTED),
 ]  # fmt: skip
@@ -152,6 +178,10 @@ RIGHT = [
     (CHAT, chat(messages=[{"role": "developer", "content": "Be brief"}, {"role": "user", "content": "Hi"}])),
     (COMPLETIONS, complete(prompt=["one"])),
     (COMPLETIONS, complete(prompt=[[1, 2]], best_of=1, echo=False, suffix=None)),
+    (COMPLETIONS, complete(prompt=[[1, 2]], echo=True, max_tokens=0, logprobs=20)),
+    (CHAT, chat(n=16, logprobs=True, top_logprobs=20, min_tokens=4, max_tokens=4)),
+    (CHAT, chat(logprobs=False, top_logprobs=0, logit_bias={"0": -100, "8191": 100, "07": 1})),
+    (CHAT, chat(presence_penalty=-2, frequency_penalty=2, repetition_penalty=100)),
 ]
 
 
@@ -297,7 +327,7 @@ def test_a_long_path_is_not_repeated_whole(client: httpx2.Client):
 
 
 def test_a_refusal_names_the_neutral_value_as_json(client: httpx2.Client):
-    error = client.post(CHAT, json=chat(logprobs=True)).json()["error"]
+    error = client.post(CHAT, json=chat(use_beam_search=True)).json()["error"]
     assert error["message"].endswith("send false.")
 
 

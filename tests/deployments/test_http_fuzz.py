@@ -78,6 +78,7 @@ fields: dict[str, st.SearchStrategy[Any]] = {
         *("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n"),
         *("logprobs", "logit_bias", "echo", "presence_penalty", "response_format", "tool_choice"),
         *("ignore_eos", "return_token_ids", "best_of", "user", "unknown"),
+        *("top_logprobs", "frequency_penalty", "repetition_penalty", "min_tokens"),
     )
 }
 bodies = st.fixed_dictionaries({"model": st.just("stub-model") | anything}, optional=fields)

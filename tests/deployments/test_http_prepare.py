@@ -180,3 +180,46 @@ def test_template_options_reach_the_template(backend: StubBackend, monkeypatch: 
     prepared(backend, chat_template_kwargs={"enable_thinking": False})
     assert seen["template_kwargs"] == {"enable_thinking": False}
     assert seen["add_generation_prompt"] is True
+
+
+def test_biases_penalties_and_a_least_length_reach_the_row(backend: StubBackend):
+    generation = prepared(
+        backend,
+        seed=1,
+        max_tokens=9,
+        logit_bias={"5": 2, "6": -100, "7": 0},
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.2,
+        min_tokens=3,
+        n=2,
+        logprobs=True,
+    )
+    assert generation.sampling == Sampling(
+        temperature=0.6,
+        top_p=0.95,
+        top_k=20,
+        seed=1,
+        logit_bias=((5, 2.0), (6, -100.0)),
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.2,
+        min_tokens=3,
+    )
+    assert (generation.num_choices, generation.num_top_logprobs, generation.echo) == (2, 0, None)
+
+
+def test_a_repetition_penalty_may_come_from_the_generation_config():
+    defaults = SamplingDefaults.of_generation_config({"repetition_penalty": 1.05})
+    assert defaults.repetition_penalty == 1.05
+
+
+def test_choices_have_seeds_of_their_own_which_follow_from_the_requests():
+    settings = Sampling(temperature=1.0, seed=-5, top_k=3)
+    seeds = [settings.for_choice(index).seed for index in range(16)]
+    assert seeds[0] == -5
+    assert len(set(seeds)) == 16
+    assert all(0 <= seed < 2**64 for seed in seeds[1:])
+    assert seeds == [settings.for_choice(index).seed for index in range(16)]
+    assert settings.for_choice(3).top_k == 3
+    assert set(seeds[1:]).isdisjoint(Sampling(seed=-4).for_choice(index).seed for index in range(16))

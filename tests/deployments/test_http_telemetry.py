@@ -185,3 +185,17 @@ def test_the_table_is_well_formed(statistics: Statistics):
     page = render([statistics.snapshot()]).decode()
     types = {family.name: family.type for family in text_string_to_metric_families(page)}
     assert types == {metric.name.removesuffix("_total"): metric.type for metric in METRICS}
+
+
+def test_the_probes_findings_are_gauges_and_the_latest_ones_hold(statistics: Statistics):
+    statistics.observe_probe(
+        {"1x1": {"verdict": "equal", "gap": 0.0}, "2x4": {"verdict": "equal", "gap": 0.0}}
+    )
+    statistics.observe_probe(
+        {"1x1": {"verdict": "equal", "gap": 0.0}, "4x16": {"verdict": "near_tie", "gap": 0.125}}
+    )
+    page = samples(statistics)
+    name = "dflash_probe_gap_logits"
+    assert value(page, name, slots="1", width="1", verdict="equal") == 0
+    assert value(page, name, slots="4", width="16", verdict="near_tie") == 0.125
+    assert sum(sample == name for sample, _ in page) == 2

@@ -91,6 +91,13 @@ def test_a_lines_own_seed_and_end_count(tmp_path: Path) -> None:
     assert (second.sampling.seed, second.stop_token_ids, second.max_tokens) == (9, frozenset(), 5)
 
 
+def test_a_separator_inside_a_chat_ends_no_line(tmp_path: Path) -> None:
+    file = tmp_path / "separated.jsonl"
+    body = {"messages": [{"role": "user", "content": "one\u2028two\x85three"}]}
+    file.write_text(json.dumps({"custom_id": "x", "body": body}, ensure_ascii=False), encoding="utf-8")
+    assert [row.row_id for row in read_prompts(file, Tokenizer.load(TARGET))] == ["x"]
+
+
 def test_bench_prints_every_arm_as_json(prompts: Path) -> None:
     arguments = ["bench", "--prompts", str(prompts), "--limit", "2", "--rows", "2", "--repeat", "1"]
     arguments += ["--width", "16", "--arms", "classic,clamp,per_row", "--json"]

@@ -423,8 +423,9 @@ def test_joining_a_serve_without_our_services_says_how_to_start_it(
 
 def readme(language: str, word: str) -> str:
     """The README's block in this language with this word."""
-    blocks = re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    return next(block for block in blocks if word in block)
+    fences = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+    blocks = fences.findall((ROOT / "README.md").read_text())
+    return next(text for tag, text in blocks if tag == language and word in text)
 
 
 def test_the_readmes_example_prints_the_answer(app: str, client: Client) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import urllib.request
 from collections.abc import Coroutine, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,14 @@ import pytest
 from openai import AsyncOpenAI
 from ray import serve
 
+import dflash_core.pair
 from deployments.app import APP_NAME, build
 from deployments.settings import Settings
+from dflash_core.events import TokenLogprobs
+from dflash_core.loading import LoadedLane, load_lane
+from dflash_core.request import RowId, RowRequest, Sampling
+from dflash_core.text import Tokenizer
+from tests.core.engine_fixtures import SilentDrafter, finish, opened
 from tests.deployments.ray_client import call, kill_replica, wait_until
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]
@@ -28,6 +35,7 @@ QUESTIONS = (
     "Write a Python function that reverses a string.",
 )
 Answers = list[tuple[int, ...]]
+PAIR_PATH = Path(dflash_core.pair.__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -174,10 +182,15 @@ def test_health_tells_the_essentials(base_url: str) -> None:
     assert health["windows"] >= 0
     assert (health["running"], health["waiting"]) == (0, 0)
     assert health["width"] == "auto, up to 16"
+    assert health["exactness"]["mode"] == "near_ties"
+    assert health["exactness"]["shapes"]["1x1"] == {"verdict": "equal", "gap": 0.0}
     assert health["device"] in ("cpu", "metal", "cuda")
     assert health["processor"]
     assert set(health["versions"]) == {"dflash-serve", "mlx", "ray"}
     assert all(health["versions"].values())
+    with urllib.request.urlopen(f"{base_url}/metrics") as answer:
+        page = answer.read().decode()
+    assert 'dflash_probe_gap_logits{engine="0",model_name="dflash-embedded",slots="1",' in page
 
 
 def _is_running(deployment: str) -> bool:
@@ -221,3 +234,77 @@ def test_the_pair_calls_a_tool_whole_and_streamed(base_url: str):
     assert (streamed.function.name, streamed.function.arguments) == ("set_timer", call_.function.arguments)
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
     assert whole.model_dump()["dflash"]["accepted"] > 0
+
+
+def test_choices_tell_what_one_row_at_a_time_would(base_url: str) -> None:
+    """Penalties, biases, numbers and the echo against the same target, classic and alone."""
+    prompt = "Name the capital of Japan, please. And the one of France?"
+    settings: dict[str, Any] = {
+        "temperature": 0.8,
+        "seed": 5,
+        "presence_penalty": 0.6,
+        "frequency_penalty": 0.3,
+        "logit_bias": {"300": 4, "12": -100},
+    }
+    wishes = {"repetition_penalty": 1.2, "min_tokens": 20, "return_token_ids": True}
+
+    async def work(client: AsyncOpenAI) -> Any:
+        spoken = client.completions.create(
+            model="demo",
+            prompt=prompt,
+            n=3,
+            logprobs=5,
+            echo=True,
+            max_tokens=24,
+            extra_body=wishes,
+            **settings,
+        )
+        company = [ask(client, question) for question in QUESTIONS[:3]]
+        return (await asyncio.gather(spoken, *company))[0]
+
+    answer = with_client(base_url, work)
+    tokenizer = Tokenizer.load(PAIR_PATH / "target")
+    ids = tuple(tokenizer.encode(prompt))
+    sampling = Sampling(
+        **{**settings, "logit_bias": ((300, 4.0), (12, -100.0))}, repetition_penalty=1.2, min_tokens=20
+    )
+    told = [
+        RowRequest(
+            RowId(str(index)),
+            ids,
+            24,
+            sampling.for_choice(index),
+            tokenizer.eos_token_ids,
+            num_top_logprobs=5,
+            wants_prompt_logprobs=True,
+        )
+        for index in range(3)
+    ]
+    seen: set[tuple[int, ...]] = set()
+    for choice, request in zip(answer.choices, told, strict=True):
+        tokens, numbers = spoken_alone(request)
+        assert tuple(choice.model_extra["token_ids"]) == tokens
+        logprobs = choice.logprobs.token_logprobs
+        assert logprobs[0] is None
+        assert logprobs[1:] == pytest.approx([number.logprob for number in numbers], abs=1e-4)
+        assert len(choice.logprobs.tokens) == len(ids) + len(tokens)
+        assert choice.text.startswith(prompt)
+        seen.add(tokens)
+    assert len(seen) == 3
+    details = answer.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens + details.rejected_prediction_tokens > 0
+
+
+def spoken_alone(request: RowRequest) -> tuple[tuple[int, ...], list[TokenLogprobs]]:
+    """Tokens and numbers, the prompt's first, of a row played alone without drafts in this process."""
+    with opened(pair_lane(), request, width=1, drafter=SilentDrafter()) as window:
+        progress = [row for report in finish(window) for row in report.rows]
+    before = [number for row in progress for number in row.prompt_logprobs]
+    return tuple(t for row in progress for t in row.tokens), before + [
+        n for row in progress for n in row.logprobs
+    ]
+
+
+@cache
+def pair_lane() -> LoadedLane:
+    return load_lane(PAIR_PATH / "target", PAIR_PATH / "drafter")

@@ -19,9 +19,11 @@ from deployments.generation import Event, Generation, Started, TextTokens, Usage
 from deployments.ingress import Ingress
 from deployments.keys import KeyRing, keys_of, read_keys
 from deployments.openai.limits import Limits
+from deployments.openai.prepare import prepare
 from deployments.openai.schema import ChatRequest, CompletionRequest
 from deployments.rpc import options
 from deployments.rpc.access import Access, is_loopback
+from deployments.rpc.answers import Answer
 from deployments.rpc.boundary import answered, streamed
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
 from deployments.rpc.entrance import Entrance
@@ -31,7 +33,7 @@ from deployments.rpc.status import CODES, ClosingStatus, set_failure
 from deployments.settings import SettingsError, load_settings
 from dflash_core import errors
 from dflash_core.errors import DFlashError, InvalidRequest
-from tests.deployments.http_stub import StubBackend, failing, two_rounds
+from tests.deployments.http_stub import StubBackend, failing, number, two_rounds
 
 SECRET = "pid 4242 at 10.0.0.7 in /srv/secret.py"
 
@@ -143,7 +145,10 @@ def test_a_conversation_keeps_its_roles_tools_and_template_arguments() -> None:
         (spec(sampling=pb.Sampling(top_p=math.nan)), "spec.sampling.top_p"),
         (spec(stopping=pb.Stopping(strings=[""])), "spec.stopping.strings[0]"),
         (spec(stopping=pb.Stopping(strings=["x"] * 17)), "spec.stopping.strings"),
-        (spec(logprobs=pb.Logprobs()), "spec.logprobs"),
+        (spec(logprobs=pb.Logprobs(top=21)), "spec.logprobs.top"),
+        (pb.GenerationSpec(model="m", logprobs=pb.Logprobs(top=21), chat=pb.Conversation(
+            messages=[pb.Message(role=pb.ROLE_USER, content="x")])), "spec.logprobs.top"),
+        (spec(sampling=pb.Sampling(presence_penalty=2.5)), "spec.sampling.presence_penalty"),
         (pb.GenerationSpec(model="m", token_ids=pb.TokenIds()), "spec.token_ids.ids"),
         (pb.GenerationSpec(model="m", chat=pb.Conversation()), "spec.chat.messages"),
         (pb.GenerationSpec(model="m", chat=pb.Conversation(messages=[pb.Message(content="x")])),
@@ -178,6 +183,22 @@ def test_a_role_of_tomorrow_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse(pb.GenerationSpec(model="m", chat=pb.Conversation(messages=[message])))
     assert caught.value.param == "spec.chat.messages[0].role"
+
+
+@pytest.mark.parametrize("top", [None, 2])
+async def test_tokens_tell_their_log_probabilities_if_asked(top: int | None) -> None:
+    chat = pb.Conversation(messages=[pb.Message(role=pb.ROLE_USER, content="x")])
+    for asked in (spec(), pb.GenerationSpec(model="stub-model", chat=chat)):
+        asked.logprobs.CopyFrom(pb.Logprobs(top=top))
+        generation = prepare(parse(asked), StubBackend(), Limits(), "request-1")
+        answer = Answer(generation)
+        async for event in two_rounds(generation):
+            answer.add(event)
+        tokens = answer.whole.tokens.tokens
+        assert [token.logprob for token in tokens] == [-i / 8 for i in (11, 12, 13, 14, 15)]
+        for token in tokens:
+            told = [(other.id, other.logprob) for other in token.top_logprobs]
+            assert told == list(number(token.id, top or 0).top)
 
 
 async def test_tokens_tell_accepted_drafts_from_the_targets_own() -> None:

@@ -1,10 +1,12 @@
 """What a target plays before it is ready: every shape that a service meets, as few rounds as that takes."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from deployments.warm import warm_target
+from dflash_core.sampling import Variant
 from dflash_core.target import Target
 from tests.core.engine_fixtures import eager, tiny_lane
 
@@ -24,11 +26,29 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> Shapes:
     verify = Target.verify
 
     def noted(self, caches, block, drafts, accept):
-        shapes.append((len(block.budgets), drafts.shape[1] + 1, block.sampling.variant))
+        variant = block.sampling.variant
+        if variant == Variant(variant.rule):  # rarer wishes have a test of their own
+            shapes.append((len(block.budgets), drafts.shape[1] + 1, variant.rule))
         return verify(self, caches, block, drafts, accept)
 
     monkeypatch.setattr(Target, "verify", noted)
     return shapes
+
+
+def test_rarer_wishes_are_played_alone_and_in_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[tuple[int, Variant]] = set()
+    verify = Target.verify
+
+    def noted(self, caches, block, drafts, accept):
+        seen.add((len(block.budgets), block.sampling.variant))
+        return verify(self, caches, block, drafts, accept)
+
+    monkeypatch.setattr(Target, "verify", noted)
+    warm_target(tiny_lane().target, 4, 8)
+    biased, penalised = Variant(is_biased=True), Variant(is_penalised=True)
+    everything = Variant("truncated", is_biased=True, is_penalised=True)
+    wanted = (biased, penalised, replace(biased, rule="sampled"), everything, Variant(num_top=5))
+    assert {(rows, variant) for rows in (1, 2) for variant in wanted} <= seen
 
 
 @pytest.mark.parametrize("max_rows", [1, 3, 4])

@@ -1,0 +1,141 @@
+"""Every port that our processes and Ray's listen on, and whether the ones we want are free."""
+
+import ipaddress
+import os
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import psutil
+
+from deployments.doctor.finding import Finding, error, ok, warning
+from deployments.settings import Settings
+
+Owner = Literal["dflash-serve", "ray"]
+
+# Parts of Ray's own command lines; a worker renames itself to what it runs.
+_RAY_PATHS = (
+    "/ray/core/src/ray/",
+    "/ray/dashboard/",
+    "/ray/_private/",
+    "/ray/util/client/",
+    "/ray/autoscaler/",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A listening TCP socket."""
+
+    address: str
+    port: int
+    pid: int
+    process: str
+    owner: Owner
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it."""
+        return ipaddress.ip_address(self.address).is_loopback
+
+    def __str__(self) -> str:
+        where = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{where}:{self.port}  {self.owner}  {self.process} ({self.pid})"
+
+
+def listeners() -> list[Listener]:
+    """Look through the processes that this user may look at."""
+    found: list[Listener] = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        command = process.info["cmdline"] or []
+        owner = owner_of(command)
+        if owner is not None and process.info["pid"] != os.getpid():
+            found += _sockets(process, _short(command), owner)
+    return sorted(found, key=lambda listener: (listener.port, listener.address, listener.pid))
+
+
+def owner_of(command: Sequence[str]) -> Owner | None:
+    """Tell from a command line whose process it is."""
+    if any(part.startswith(("ray::", "RAY::")) for part in command[:1]):
+        return "ray"
+    if any(path in part for part in command[:4] for path in _RAY_PATHS):
+        return "ray"
+    if any(os.path.basename(part) == "dflash-serve" for part in command[:3]):
+        return "dflash-serve"
+    return None
+
+
+def _sockets(process: psutil.Process, name: str, owner: Owner) -> Iterator[Listener]:
+    try:
+        connections = process.net_connections(kind="tcp")
+    except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
+        return
+    for connection in connections:
+        if connection.status == psutil.CONN_LISTEN:
+            host, port = connection.laddr[:2]
+            yield Listener(str(host), int(port), process.pid, name, owner)
+
+
+def _short(command: Sequence[str]) -> str:
+    """A process in a word: the last path that says something, without arguments."""
+    if command[0].startswith("ray::"):
+        return command[0].split()[0]
+    paths = [part for part in command[:4] if any(path in part for path in _RAY_PATHS)]
+    return os.path.basename((paths or list(command[:1]))[-1]).strip()
+
+
+def check_listeners(found: Sequence[Listener], has_token: bool) -> Finding:
+    """List them all; say which ones others reach without a token."""
+    facts = {"listeners": [asdict(listener) for listener in found]}
+    if not found:
+        return ok("ports", "nothing of ours and nothing of Ray's listens here", **facts)
+    lines = [f"{len(found)} listening", *map(str, found)]
+    exposed = [listener for listener in found if listener.owner == "ray" and not listener.is_local]
+    if exposed and not has_token:
+        message = "\n".join([*lines, f"{len(exposed)} of Ray's are open to the network, without a token"])
+        remedy = (
+            "export RAY_AUTH_MODE=token and start Ray again, or give ray start --node-ip-address=127.0.0.1"
+        )
+        return warning("ports", message, remedy, **facts)
+    return ok("ports", "\n".join(lines), **facts)
+
+
+def check_wanted(settings: Settings, found: Iterable[Listener]) -> Iterator[Finding]:
+    """The ports of the settings are free, or a server of ours holds them; open ones ask for a key."""
+    ours = {listener.port for listener in found}
+    everywhere = "::" if socket.has_ipv6 else "0.0.0.0"  # Ray's gRPC proxy takes all interfaces
+    wanted = (("http_port", settings.host, settings.http_port), ("grpc_port", everywhere, settings.grpc_port))
+    for name, host, port in wanted:
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if port in ours:
+            yield ok(name, f"{where} is held by Serve", port=port)
+        elif (fault := _bind_fault(host, port)) is not None:
+            remedy = f"say --{name.replace('_', '-')} with another port, or stop what listens there"
+            yield error(name, f"{where}: {fault}", remedy, port=port)
+        else:
+            yield ok(name, f"{where} is free", port=port)
+    if settings.has_keys:
+        yield ok("api_keys", "callers need a key")
+        return
+    open_ports = "gRPC" if _is_loopback(settings.host) else "HTTP and gRPC"
+    remedy = "name a file with one key a line (api_keys_file), or set DFLASH_API_KEYS"
+    yield warning("api_keys", f"{open_ports} will be open to the network, without keys", remedy)
+
+
+def _bind_fault(host: str, port: int) -> str | None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as failure:
+            return failure.strerror or str(failure)
+    return None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,97 @@
+"""The input of a batch: one request a line, as OpenAI's batch files have them."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from deployments.jobs.files import open_input
+from dflash_core.errors import InvalidRequest
+
+CHAT_URL = "/v1/chat/completions"
+URLS = (CHAT_URL, "/v1/completions")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A line that can be sent."""
+
+    number: int  # of the line, from 1
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that cannot be sent; the others can."""
+
+    number: int
+    custom_id: str | None  # None: the line has none that could be read
+    code: str
+    message: str
+
+
+Line = Request | BadLine
+
+
+def read_lines(path: str) -> Iterator[Line]:
+    """Every line of the input that is not empty, in order. Raises OSError if there is no such file."""
+    with open_input(path) as stream:
+        for number, line in enumerate(stream, start=1):
+            text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if text.strip():
+                yield parse_line(text, number)
+
+
+def parse_line(text: bytes, number: int) -> Line:
+    """Read one line. ``method`` and ``url`` may be left out of a chat request."""
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return BadLine(number, None, "invalid_json_line", f"line {number} is not JSON: {error}")
+    if not isinstance(entry, dict):
+        return BadLine(number, None, "invalid_json_line", f"line {number} is not a JSON object")
+    custom_id = entry.get("custom_id")
+    if not isinstance(custom_id, str) or not custom_id:
+        return BadLine(number, None, "missing_custom_id", f"line {number} has no custom_id, a string")
+    method, url, body = entry.get("method", "POST"), entry.get("url", CHAT_URL), entry.get("body")
+    if method != "POST":
+        return BadLine(number, custom_id, "invalid_method", f"line {number}: method must be POST")
+    if url not in URLS:
+        return BadLine(number, custom_id, "invalid_url", f"line {number}: url must be {' or '.join(URLS)}")
+    if not isinstance(body, dict):
+        return BadLine(number, custom_id, "invalid_body", f"line {number}: body must be a JSON object")
+    if body.get("stream"):
+        return BadLine(number, custom_id, "invalid_body", f"line {number}: a batch does not stream")
+    return Request(number, custom_id, url, body)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a look through the whole input finds, before anything is sent."""
+
+    num_lines: int  # empty ones do not count
+    custom_ids: frozenset[str]
+
+
+def survey(path: str) -> Survey:
+    """Count the lines, and see that no two of them would have results that cannot be told apart.
+
+    Raises InvalidRequest naming the lines that share a ``custom_id``, or if there is no line at all.
+    """
+    seen: dict[str, int] = {}
+    num_lines = 0
+    for line in read_lines(path):
+        num_lines += 1
+        if line.custom_id is None:
+            continue
+        if line.custom_id in seen:
+            raise InvalidRequest(
+                f"{path}: lines {seen[line.custom_id]} and {line.number} have the same custom_id "
+                f"{line.custom_id!r}"
+            )
+        seen[line.custom_id] = line.number
+    if num_lines == 0:
+        raise InvalidRequest(f"{path}: holds no requests")
+    return Survey(num_lines, frozenset(seen))

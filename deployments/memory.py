@@ -1,0 +1,205 @@
+"""Whether a pair and its rows fit a machine, as a sum that can be shown.
+
+Weights are counted as they are loaded: float32 on the CPU, packed ones as they lie on disk. Rows are counted
+at a length in tokens, since their caches grow with it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_core.checkpoints import read_drafter_spec, read_target_spec
+from dflash_core.checkpoints.dtypes import FLOATS
+from dflash_core.checkpoints.target_tensors import EMBEDDING, HEAD, text_name
+from dflash_core.checkpoints.weight_files import read_weight_files
+from dflash_core.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from dflash_core.row_cache import CacheShape
+
+LEAST_TOKENS = 1024  # a row shorter than this is of no use
+PREFILL_ROWS = 4  # prompts that are read beside the window
+_PACKED = {"U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One summand."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What must be in memory at once. Activations and the allocator's own come on top."""
+
+    parts: tuple[Part, ...]
+    tokens: int  # the length that rows are counted at
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.bytes for part in self.parts)
+
+    def explain(self) -> str:
+        """Write the sum, a line for each part."""
+        width = max(len(part.name) for part in self.parts)
+        lines = [f"{part.name:<{width}}  {gib(part.bytes)}" for part in self.parts]
+        return "\n".join([*lines, f"{'sum':<{width}}  {gib(self.total)}"])
+
+    def in_one_line(self) -> str:
+        """Write the sum for a message."""
+        parts = " + ".join(f"{part.name} {gib(part.bytes).strip()}" for part in self.parts)
+        return f"{parts} = {gib(self.total).strip()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Sizes of a target and its drafter in memory; ``read_pair`` makes it."""
+
+    target_bytes: int
+    target_row: "CacheShape"
+    drafter_bytes: int  # 0: no drafter
+    borrowed_bytes: int  # the drafter's own copy of the target's embedding and head
+    drafter_row: "CacheShape | None"
+    max_context: int
+    rows: int
+
+    def need(self, tokens: int, *, has_target: bool = True, has_drafter: bool = True) -> Need:
+        """Sum up what a process, or a machine with both, holds while every row is ``tokens`` long."""
+        parts: list[Part] = []
+        if has_target:
+            rows = self.rows + min(PREFILL_ROWS, self.rows)
+            parts.append(Part("target weights", self.target_bytes))
+            parts.append(_row_part("target rows", self.target_row, rows, tokens))
+        if has_drafter and self.drafter_row is not None:
+            parts.append(Part("drafter weights", self.drafter_bytes))
+            parts.append(Part("its copy of embedding and head", self.borrowed_bytes))
+            parts.append(_row_part("drafter rows", self.drafter_row, self.rows, tokens))
+        return Need(tuple(parts), tokens)
+
+    def longest(self, limit: int) -> int:
+        """Most tokens for every row at once within ``limit`` bytes; 0 if not even the weights fit."""
+        return _largest(self.max_context, lambda tokens: self.need(tokens).total <= limit)
+
+    def most_rows(self, tokens: int, limit: int) -> int:
+        """Most rows of ``tokens`` each within ``limit`` bytes; 0 if not even one."""
+        return _largest(self.rows, lambda rows: replace(self, rows=rows).need(tokens).total <= limit)
+
+
+def read_pair(target: Path, drafter: Path | None, *, rows: int, max_context: int | None = None) -> Pair:
+    """Read sizes off configs and headers; no weights are loaded. Imports MLX.
+
+    Raises CheckpointError.
+    """
+    from dflash_core.checkpoints.dtypes import activation_dtype
+    from dflash_core.loading import drafter_cache_shape, target_cache_shape
+
+    spec = read_target_spec(target)
+    dtype = activation_dtype(spec.dtype, None, is_quantized=spec.quantization is not None)
+    drafter_bytes = borrowed_bytes = 0
+    drafter_row = None
+    if drafter is not None:
+        drafter_row = drafter_cache_shape(read_drafter_spec(drafter, spec), dtype)
+        drafter_bytes = _weight_bytes(drafter, dtype.size)
+        borrowed_bytes = _weight_bytes(target, dtype.size, (f"{EMBEDDING}.", f"{HEAD}."))
+    return Pair(
+        target_bytes=_weight_bytes(target, dtype.size),
+        target_row=target_cache_shape(spec, dtype),
+        drafter_bytes=drafter_bytes,
+        borrowed_bytes=borrowed_bytes,
+        drafter_row=drafter_row,
+        max_context=min(max_context or spec.max_context, spec.max_context),
+        rows=rows,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a process here may use, and where the figure is from."""
+
+    bytes: int
+    source: str
+
+
+def find_limit() -> Limit:
+    """Ask the device that MLX computes on: a GPU's memory, or what is available beside other processes."""
+    import mlx.core as mx
+    import psutil
+
+    if mx.default_device().type == mx.DeviceType.gpu:
+        facts = mx.device_info()
+        for name in ("max_recommended_working_set_size", "free_memory", "total_memory", "memory_size"):
+            if isinstance(size := facts.get(name), int) and size > 0:
+                return Limit(size, f"the GPU's {name.replace('_', ' ')}")
+    memory = psutil.virtual_memory()
+    limit = Limit(memory.available, f"available of {gib(memory.total).strip()}")
+    group = _control_group_room()
+    return limit if group is None or group > limit.bytes else Limit(group, "left of this container's limit")
+
+
+def require_room(
+    pair: Pair, limit: Limit | None = None, *, has_target: bool = True, has_drafter: bool = True
+) -> None:
+    """Refuse, with the sum, to load what cannot run here: weights and the shortest rows of any use.
+
+    Raises CheckpointError in one line. ``limit`` None asks the device.
+    """
+    limit = limit or find_limit()
+    tokens = min(LEAST_TOKENS, pair.max_context)
+    need = pair.need(tokens, has_target=has_target, has_drafter=has_drafter)
+    if need.total <= limit.bytes:
+        return
+    one = replace(pair, rows=1).need(tokens, has_target=has_target, has_drafter=has_drafter)
+    advice = "fewer max_rows" if one.total <= limit.bytes else "a smaller or a 4-bit target"
+    room = f"{gib(limit.bytes).strip()} ({limit.source})"
+    raise CheckpointError(
+        f"not enough memory here: {need.in_one_line()}, {room}; take {advice}, or more memory"
+    )
+
+
+def _control_group_room(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What a container's limit leaves; None without one. Version 2 only. Page cache counts as free."""
+    try:
+        most = (folder / "memory.max").read_text(encoding="ascii").strip()
+        used = int((folder / "memory.current").read_text(encoding="ascii"))
+        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+        cached = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+        return None if most == "max" else max(0, int(most) - used + cached)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def gib(size: int) -> str:
+    """Bytes for people."""
+    return f"{size / 2**30:9.2f} GiB"
+
+
+def _row_part(name: str, shape: "CacheShape", rows: int, tokens: int) -> Part:
+    from dflash_core.row_cache import bucket_capacity
+
+    words = f"{name}: {rows} of {tokens} tokens"
+    return Part(words, rows * shape.bytes_per_row(bucket_capacity(tokens)))
+
+
+def _weight_bytes(folder: Path, float_bytes: int, prefixes: tuple[str, ...] = ("",)) -> int:
+    """Bytes in memory: floats in the dtype that runs here, packed words as stored."""
+    total = 0
+    for stored_name, entry in read_weight_files(folder).tensors.items():
+        name = text_name(stored_name)
+        if name is not None and name.startswith(prefixes):
+            item = float_bytes if entry.dtype in FLOATS else _PACKED.get(entry.dtype, 1)
+            total += item * math.prod(entry.shape)
+    return total
+
+
+def _largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number from 1 to ``most`` that fits, by bisection; 0 if none does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

@@ -1,0 +1,119 @@
+"""RayService and RayJob hold to KubeRay's definitions, strictly: an unknown key is refused, not dropped."""
+
+import copy
+import functools
+import os
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from tests.k8s.kuberay import KINDS, RayService
+from tests.k8s.manifests import FOLDERS, SERVED, build, pod_templates, ray_service, serve_config
+
+# A folder with ray.io_rayservices.yaml and ray.io_rayjobs.yaml of the operator's release.
+CRDS = os.environ.get("KUBERAY_CRDS", "")
+
+
+def resources(folder: str) -> list[dict[str, Any]]:
+    return [manifest for manifest in build(folder) if manifest["apiVersion"] == "ray.io/v1"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_custom_resources_have_only_known_keys_and_obey_the_operators_rules(folder: str) -> None:
+    found = resources(folder)
+    assert found
+    for manifest in found:
+        KINDS[manifest["kind"]].model_validate(manifest)
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "value"),
+    [
+        (("spec",), "serveConfigV3", "x"),
+        (("spec", "rayClusterConfig"), "authOption", {}),
+        (("spec", "rayClusterConfig", "workerGroupSpecs", 0), "replica", 1),
+        (("spec", "rayClusterConfig", "workerGroupSpecs", 0), "replicas", 9),
+        (("spec", "rayClusterConfig", "headGroupSpec", "rayStartParams"), "num-cpus", 0),
+        (("spec", "upgradeStrategy"), "type", "Recreate"),
+    ],
+)
+def test_a_wrong_key_or_value_is_refused(path: tuple[str | int, ...], key: str, value: object) -> None:
+    manifest: Any = copy.deepcopy(ray_service("base"))
+    place = manifest
+    for step in path:
+        place = place[step]
+    place[key] = value
+    with pytest.raises(ValidationError):
+        RayService.model_validate(manifest)
+
+
+@functools.cache
+def operators_own(kind: str) -> jsonschema.Draft202012Validator:
+    """The operator's definition of a kind, made strict."""
+    if not CRDS:
+        pytest.skip("KUBERAY_CRDS names no folder with the operator's definitions")
+    text = (Path(CRDS) / f"ray.io_{kind.lower()}s.yaml").read_text(encoding="utf-8")
+    versions = yaml.load(text, Loader=yaml.CSafeLoader)["spec"]["versions"]
+    schema = next(v["schema"]["openAPIV3Schema"] for v in versions if v["name"] == "v1")
+    return jsonschema.Draft202012Validator(strict(schema))
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_custom_resources_fit_the_operators_own_definitions(folder: str) -> None:
+    for manifest in resources(folder):
+        operators_own(manifest["kind"]).validate(manifest)
+
+
+@pytest.mark.parametrize(
+    "path", [("spec",), ("spec", "rayClusterConfig", "headGroupSpec", "template", "spec")]
+)
+def test_the_operators_own_definitions_refuse_an_unknown_key(path: tuple[str, ...]) -> None:
+    manifest = copy.deepcopy(ray_service("base"))
+    place = manifest
+    for step in path:
+        place = place[step]
+    place["unknown"] = 1
+    assert not operators_own("RayService").is_valid(manifest)
+
+
+def strict(schema: Any) -> Any:
+    """The same schema, refusing what it does not list, as ``kubectl`` with strict validation does."""
+    if isinstance(schema, list):
+        return [strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: strict(value) for key, value in schema.items()}
+    if schema.get("x-kubernetes-int-or-string"):
+        made.pop("type", None)
+    is_object = schema.get("type") == "object" and isinstance(schema.get("properties"), dict)
+    if is_object and "additionalProperties" not in schema:
+        is_open = schema.get("x-kubernetes-preserve-unknown-fields") or "apiVersion" in schema["properties"]
+        made.setdefault("additionalProperties", bool(is_open))
+    if "properties" in schema and schema["properties"].get("metadata") == {"type": "object"}:
+        made["properties"]["metadata"] = {"type": "object"}
+    return made
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_clusters_ray_is_the_installed_one(folder: str) -> None:
+    for manifest in resources(folder):
+        spec = manifest["spec"]
+        cluster = spec.get("rayClusterConfig") or spec["rayClusterSpec"]
+        assert cluster["rayVersion"] == version("ray")
+
+
+@pytest.mark.parametrize("folder", SERVED)
+def test_an_old_cluster_outlives_its_longest_row(folder: str) -> None:
+    from deployments.settings import Settings
+
+    (application,) = serve_config(folder)["applications"]
+    grace = Settings.model_validate(application["args"]).grace_s
+    assert ray_service(folder)["spec"]["rayClusterDeletionDelaySeconds"] > grace
+    templates = {name: t for name, t in pod_templates(folder).items() if name.startswith("RayService")}
+    assert len(templates) >= 2
+    assert all(t["spec"]["terminationGracePeriodSeconds"] > grace for t in templates.values())

@@ -1,0 +1,111 @@
+"""The Serve configurations: Ray's own schema, no key that it would ignore, settings of ours, room to run."""
+
+import importlib.util
+import json
+import shlex
+import types
+import typing
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from ray.serve.schema import ServeDeploySchema
+
+from deployments.rpc.options import grpc_options
+from deployments.settings import Settings, load_settings
+from tests.k8s.manifests import SERVED, of_kind, ray_service, serve_config
+
+
+def unknown_keys(value: Any, annotation: Any, where: str) -> list[str]:
+    """Keys that a schema would drop: Ray's ignores what it does not know."""
+    models = [model for model in flat(annotation) if isinstance(model, type) and issubclass(model, BaseModel)]
+    if isinstance(value, list):
+        inner = [arg for model in flat(annotation) for arg in typing.get_args(model)]
+        return [k for i, v in enumerate(value) for a in inner for k in unknown_keys(v, a, f"{where}[{i}]")]
+    if not isinstance(value, dict) or not models:
+        return []
+    (model,) = models
+    found = [f"{where}.{key}" for key in value if key not in model.model_fields]
+    for key, field in model.model_fields.items():
+        if key in value:
+            found += unknown_keys(value[key], field.annotation, f"{where}.{key}")
+    return found
+
+
+def flat(annotation: Any) -> list[Any]:
+    """The members of a union, or the annotation itself."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [member for arg in typing.get_args(annotation) for member in flat(arg)]
+    return [annotation]
+
+
+@pytest.mark.parametrize("folder", SERVED)
+def test_the_configuration_fits_rays_schema_without_a_key_that_is_ignored(folder: str) -> None:
+    config = serve_config(folder)
+    ServeDeploySchema.model_validate(config)
+    assert unknown_keys(config, ServeDeploySchema, "") == []
+
+
+def test_a_key_that_ray_would_ignore_is_found() -> None:
+    config = serve_config("overlays/two-lanes")
+    config["applications"][0]["deployments"][0]["max_ongoing_reqs"] = 3
+    config["http_options"]["ports"] = 1
+    config["extra"] = {}
+    ServeDeploySchema.model_validate(config)  # it does
+    found = unknown_keys(config, ServeDeploySchema, "")
+    assert found == [".extra", ".http_options.ports", ".applications[0].deployments[0].max_ongoing_reqs"]
+
+
+@pytest.mark.parametrize("folder", SERVED)
+def test_arguments_are_settings_and_deployments_are_ours(folder: str) -> None:
+    from deployments.app import build
+
+    (application,) = serve_config(folder)["applications"]
+    assert application["import_path"] == "deployments.app:build"
+    settings = load_settings(flags=application["args"], environment={})
+    assert settings.api_keys_file is not None
+    assert callable(build)
+    assert {d["name"] for d in application.get("deployments", ())} <= {"Router", "Target", "Drafter"}
+
+
+@pytest.mark.parametrize("folder", SERVED)
+def test_grpc_is_served_as_up_serves_it(folder: str) -> None:
+    wanted = grpc_options(Settings().grpc_port)
+    ours = [name for name in wanted["grpc_servicer_functions"] if "mlx" not in name]  # an extra of its own
+    assert serve_config(folder)["grpc_options"] == {**wanted, "grpc_servicer_functions": ours}
+
+
+@pytest.mark.parametrize("folder", SERVED)
+def test_the_workers_have_room_for_all_replicas(folder: str) -> None:
+    (application,) = serve_config(folder)["applications"]
+    places = Settings.model_validate(application["args"]).placement
+    asked: dict[str, float] = {}
+    for place in (places.router, places.target, places.drafter):
+        for name, amount in {"CPU": place.num_cpus, **place.resources}.items():
+            asked[name] = asked.get(name, 0.0) + amount * place.replicas
+    offered = dict.fromkeys(asked, 0.0)
+    for group in ray_service(folder)["spec"]["rayClusterConfig"]["workerGroupSpecs"]:
+        parameters = group["rayStartParams"]
+        (shell_word,) = shlex.split(parameters.get("resources", "{}"))  # it is pasted into a command line
+        custom = json.loads(shell_word)
+        for name, amount in {"CPU": float(parameters["num-cpus"]), **custom}.items():
+            offered[name] = offered.get(name, 0.0) + amount * group["replicas"]
+    assert all(offered[name] >= amount for name, amount in asked.items()), (asked, offered)
+
+
+@pytest.mark.parametrize("folder", SERVED)
+def test_blas_threads_are_the_workers_cpus_where_mlx_computes_on_them(folder: str) -> None:
+    (application,) = serve_config(folder)["applications"]
+    settings = Settings.model_validate(application["args"])
+    group = ray_service(folder)["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
+    if not settings.placement.target.resources:
+        assert str(settings.blas_threads) == group["rayStartParams"]["num-cpus"]
+
+
+def test_the_batch_job_calls_a_module_that_is_there() -> None:
+    (job,) = of_kind("batch", "RayJob")
+    words = shlex.split(job["spec"]["entrypoint"])
+    assert words[:2] == ["python", "-m"]
+    if importlib.util.find_spec("deployments.jobs") is None:
+        pytest.skip("this version has no batch jobs")
+    assert importlib.util.find_spec(words[2]) is not None

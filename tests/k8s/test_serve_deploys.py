@@ -1,0 +1,222 @@
+"""The very text of ``serveConfigV2`` starts: sent to Ray over REST, with a token, as the operator does."""
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+import yaml
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from tests.deployments.conftest import free_port
+from tests.k8s.manifests import ROOT, pod_templates, ray_service
+from tests.k8s.processes import end, wait_for
+
+START_S = 90.0
+READY_S = 180.0
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head node of its own, as in the pod: token mode, dashboard, an agent on a port of its own."""
+
+    gcs: int
+    dashboard: int
+    agent: int
+    token: str
+    environment: dict[str, str]
+
+    def ask(self, port: int, path: str, body: bytes | None = None, *, key: str | None = None) -> Any:
+        """Send a request; GET, or PUT with a body. Raises HTTPError."""
+        headers = {"content-type": "application/json"}
+        if key is not None:
+            headers["authorization"] = f"Bearer {key}"
+        method = "GET" if body is None else "PUT"
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}{path}", data=body, headers=headers, method=method
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read()
+
+
+class Served(NamedTuple):
+    """The application, where it is reached, and a key of it."""
+
+    head: Head
+    port: int
+    grpc_port: int
+    key: str
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    folder = tempfile.mkdtemp(prefix="dfk", dir="/tmp")
+    ports = {name: free_port() for name in ("port", "dashboard-port", "dashboard-agent-listen-port")}
+    token = secrets.token_hex(16)
+    environment = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": str(ROOT),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": token,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+    }
+    (cpus,) = {
+        group["rayStartParams"]["num-cpus"]
+        for group in ray_service("base")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    }
+    flags = [f"--{name}={port}" for name, port in ports.items()]
+    command = ["ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--num-cpus={cpus}"]
+    command += [*flags, f"--temp-dir={folder}", "--object-store-memory=200000000", "--disable-usage-stats"]
+    made = Head(
+        gcs=ports["port"],
+        dashboard=ports["dashboard-port"],
+        agent=ports["dashboard-agent-listen-port"],
+        token=token,
+        environment=environment,
+    )
+    with (
+        Path(folder, "start.log").open("wb") as log,
+        subprocess.Popen(
+            command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        ) as process,
+    ):
+        try:
+            wait_for(lambda: made.ask(made.dashboard, "/api/gcs_healthz"), START_S)
+            yield made
+        finally:
+            end(process, folder)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def served(head: Head, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """The application from the text, with what a pod mounts put in place."""
+    folder = tmp_path_factory.mktemp("pod")
+    key, grpc_port = secrets.token_hex(8), free_port()
+    (folder / "keys").write_text(f"{key}\n")
+    config = yaml.safe_load(
+        as_on_this_machine(ray_service("base")["spec"]["serveConfigV2"], folder, grpc_port)
+    )
+    port = config["http_options"]["port"]
+    status, _ = head.ask(
+        head.dashboard, "/api/serve/applications/", json.dumps(config).encode(), key=head.token
+    )
+    assert status == 200
+
+    def is_running() -> bool:
+        _, body = head.ask(head.dashboard, "/api/serve/applications/", key=head.token)
+        application = json.loads(body)["applications"]["dflash"]
+        assert application["status"] not in ("DEPLOY_FAILED", "UNHEALTHY"), application["message"]
+        return application["status"] == "RUNNING"
+
+    wait_for(is_running, READY_S)
+    return Served(head, port, grpc_port, key)
+
+
+def as_on_this_machine(text: str, folder: Path, grpc_port: int) -> str:
+    """The pod's mounts and ports as this machine's, nothing else."""
+    replaced = text
+    for pods, ours in (
+        ("/etc/dflash/api-keys/keys", str(folder / "keys")),
+        ("/models/costs", str(folder / "costs")),
+        ("host: 0.0.0.0", "host: 127.0.0.1"),
+        ("port: 8000", f"port: {free_port()}"),
+        ("port: 9000", f"port: {grpc_port}"),
+    ):
+        assert replaced.count(pods) == 1, pods
+        replaced = replaced.replace(pods, ours)
+    return replaced
+
+
+@pytest.mark.timeout(420)
+def test_the_text_of_the_configuration_starts_and_answers_with_a_key(served: Served) -> None:
+    head, port, _, key = served
+    _, body = head.ask(port, "/v1/models", key=key)
+    assert json.loads(body)["data"][0]["id"] == "dflash-embedded"
+    message = {"role": "user", "content": "What is the capital of France?"}
+    ask = json.dumps({"model": "demo", "messages": [message], "temperature": 0}).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions",
+        data=ask,
+        headers={"content-type": "application/json", "authorization": f"Bearer {key}"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert "Paris" in json.loads(answer.read())["choices"][0]["message"]["content"]
+
+
+def test_the_grpc_port_answers_too(served: Served) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
+        stub: Any = HealthStub(channel)  # its methods are made when it is
+        answer = stub.Check(HealthCheckRequest(), timeout=30)
+    assert answer.status == HealthCheckResponse.SERVING
+
+
+def test_without_a_key_nobody_is_answered(served: Served) -> None:
+    head, port, _, _ = served
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        head.ask(port, "/v1/models")
+
+
+def test_without_the_token_nobody_deploys(served: Served) -> None:
+    head, _, _, _ = served
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        head.ask(head.dashboard, "/api/serve/applications/", b"{}")
+
+
+def test_the_probes_addresses_answer_without_token_and_key(served: Served) -> None:
+    head, port, _, _ = served
+    ours = {8265: head.dashboard, 52365: head.agent, 8000: port}
+    asked = set()
+    for template in pod_templates("base").values():
+        for container in template["spec"]["containers"]:
+            for probe in ("livenessProbe", "readinessProbe"):
+                words = container[probe].get("exec", {}).get("command", ())
+                asked |= {word for word in words if word.startswith("http://")}
+    assert len(asked) == 3
+    for address in asked:
+        place, _, path = address.removeprefix("http://127.0.0.1:").partition("/")
+        status, body = head.ask(ours[int(place)], f"/{path}")
+        assert (status, b"success" in body.lower()) == (200, True), address
+
+
+def test_what_the_service_monitor_scrapes_is_prometheus_text(served: Served) -> None:
+    head, port, _, key = served
+    _, body = head.ask(port, "/metrics", key=key)
+    assert b"vllm:spec_decode_num_accepted_tokens_total" in body
+
+
+def test_the_doctor_joins_with_the_token_and_finds_the_nodes_well(served: Served) -> None:
+    head, port, _, _ = served
+    command = ["dflash-serve", "doctor", "--no-trial", "--json", "--address", f"127.0.0.1:{head.gcs}"]
+    run = subprocess.run(
+        command, env=head.environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    findings = {finding["check"]: finding for finding in json.loads(run.stdout)["findings"]}
+    assert findings["nodes"]["level"] == findings["placement"]["level"] == "ok", findings
+    listening = {listener["port"]: listener for listener in findings["ports"]["facts"]["listeners"]}
+    assert {head.gcs, head.dashboard, head.agent, port} <= set(listening)
+    refused = subprocess.run(
+        command,
+        env={**head.environment, "RAY_AUTH_TOKEN": "another"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert refused.returncode == 1
+    faults = [f["check"] for f in json.loads(refused.stdout)["findings"] if f["level"] == "error"]
+    assert "cluster" in faults
