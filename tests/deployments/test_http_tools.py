@@ -14,6 +14,7 @@ import tokenizers
 import dflash_core.pair
 from deployments.generation import Ended, Event, Generation, TextTokens, Usage
 from deployments.openai.limits import Limits
+from dflash_core.events import TokenLogprobs
 from dflash_core.text.template import ChatTemplate
 from dflash_core.text.tokenizer import Tokenizer
 from tests.deployments.http_stub import StubBackend, chat, events, serving, tokenizer
@@ -301,3 +302,47 @@ def test_a_long_call_keeps_the_connection_alive(backend: StubBackend):
     is_comment = [block.startswith(":") for block in blocks]
     assert is_comment.count(True) >= 2
     assert is_comment.count(False) == 4  # the role, the call, the end, [DONE]
+
+
+def test_choices_that_stream_together_keep_their_calls_apart(client: openai.OpenAI, backend: StubBackend):
+    texts = ("Let me see.\n" + CALL, "<think>Hm.</think>No call: <tool_call>")
+
+    async def script(generation: Generation) -> AsyncGenerator[Event, None]:
+        for start in range(0, max(map(len, texts)), 7):
+            for index, text in enumerate(texts):
+                if text[start : start + 7]:
+                    yield TextTokens(text[start : start + 7], (11,), Usage(1, 1), index=index)
+        for index in range(2):
+            yield Ended("stop", Usage(1, 1), index=index)
+
+    backend.script = script
+    one, two = ask(client, n=2, tools=[TOOL]).choices
+    assert (one.message.content, one.finish_reason) == ("Let me see.", "tool_calls")
+    assert functions(one.message.tool_calls) == [WEATHER]
+    assert (two.message.content, two.finish_reason) == ("No call: <tool_call>", "stop")
+    assert two.message.reasoning_content == "Hm."
+    streamed = [chunk.choices[0] for chunk in ask(client, n=2, tools=[TOOL], stream=True)]
+    contents = ["".join(c.delta.content or "" for c in streamed if c.index == index) for index in range(2)]
+    assert contents == ["Let me see.", "No call: <tool_call>"]
+    reasons = {c.index: c.finish_reason for c in streamed if c.finish_reason}
+    assert reasons == {0: "tool_calls", 1: "stop"}
+
+
+def test_every_token_of_a_call_has_its_number(client: openai.OpenAI, backend: StubBackend):
+    async def script(generation: Generation) -> AsyncGenerator[Event, None]:
+        for character in CALL:
+            yield TextTokens(character, (11,), Usage(1, 1), logprobs=(TokenLogprobs(-0.5, ()),))
+        yield Ended("stop", Usage(1, 1))
+
+    backend.script = script
+    choice = ask(client, tools=[TOOL], logprobs=True).choices[0]
+    assert functions(choice.message.tool_calls) == [WEATHER]
+    assert len(choice.logprobs.content) == len(CALL)
+    chunks = list(ask(client, tools=[TOOL], logprobs=True, stream=True))
+    told = [
+        number
+        for chunk in chunks
+        if chunk.choices[0].logprobs
+        for number in chunk.choices[0].logprobs.content
+    ]
+    assert len(told) == len(CALL)

@@ -233,7 +233,6 @@ def test_the_pair_calls_a_tool_whole_and_streamed(base_url: str):
     (streamed,) = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
     assert (streamed.function.name, streamed.function.arguments) == ("set_timer", call_.function.arguments)
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
-    assert whole.model_dump()["dflash"]["accepted"] > 0
 
 
 def test_choices_tell_what_one_row_at_a_time_would(base_url: str) -> None:
