@@ -1,15 +1,19 @@
 """Tool calls: how this model writes them, and what of a client's wish can be kept.
 
-Formats and parsers are mlx-lm's, chosen as mlx-lm chooses them. Nothing here can make a model call: what
+Formats and parsers are mlx-lm's. Nothing here can make a model call: what
 asks for that is refused, and text that is no call is left to the reader as text.
 """
 
 import importlib
+import importlib.util
 import json
+import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 from deployments.generation import Tokenizer
@@ -64,14 +68,11 @@ def _call(parsed: Mapping[str, Any]) -> Call:
 
 
 def calling_of(request: ChatRequest, tokenizer: Tokenizer) -> Calling | None:
-    """Return how to find the calls that ``request`` allows, None for none; raises ``InvalidRequest``.
-
-    The first request with tools imports mlx-lm, which takes seconds.
-    """
+    """Return how to find the calls that ``request`` allows, None for none; raises ``InvalidRequest``."""
     _check_choice(request)
     if not request.tools or request.tool_choice == "none":
         return None
-    format_ = tool_format(tokenizer.chat_template, tokenizer.tool_parser_type, tokenizer.text_markers)
+    format_ = tool_format(tokenizer.chat_template, tokenizer.tool_parser_type)
     if format_ is None or not tokenizer.special_ids.isdisjoint(tokenizer.encode(format_.start)):
         raise InvalidRequest(
             "This model's chat template has no tool calls that this server can read; leave 'tools' out.",
@@ -95,28 +96,41 @@ def _check_choice(request: ChatRequest) -> None:
     )
 
 
-@lru_cache(maxsize=8)
-def tool_format(template: str, named: str | None, markers: frozenset[str]) -> ToolFormat | None:
-    """Return mlx-lm's format for a chat template; ``named`` by the checkpoint goes first."""
-    from mlx_lm import tokenizer_utils
+# What Qwen's templates write, and whose parser reads it; the first that is there counts. Other checkpoints
+# name their parser, as mlx-lm's own conversions do.
+_SIGNS = (
+    (("<tool_call>\\n<function=",), "qwen3_coder"),
+    (("<tool_call>\n<function=",), "qwen3_coder"),
+    (("<tool_call>", "tool_call.name"), "json_tools"),
+)
 
-    found = named or tokenizer_utils._infer_tool_parser(_AsMlxLmSeesIt(template, markers))
-    if found is None:
+
+@lru_cache(maxsize=8)
+def tool_format(template: str, named: str | None = None) -> ToolFormat | None:
+    """Return mlx-lm's format for a chat template; ``named`` by the checkpoint goes first."""
+    found = named or next((name for signs, name in _SIGNS if all(sign in template for sign in signs)), None)
+    if found is None or not found.isidentifier():
         return None
     try:
-        module = importlib.import_module(f"mlx_lm.tool_parsers.{found}")
+        module = importlib.import_module(f"{_parsers()}.{found}")
     except ModuleNotFoundError:
         return None
     parse = cast(Callable[[str, Sequence[Tool]], Any], module.parse_tool_call)
     return ToolFormat(module.tool_call_start, module.tool_call_end, parse)
 
 
-@dataclass(frozen=True, slots=True)
-class _AsMlxLmSeesIt:
-    """What mlx-lm asks a tokenizer for when it chooses a parser."""
+def _parsers() -> str:
+    """Name of the package of mlx-lm's parsers.
 
-    chat_template: str
-    markers: frozenset[str]
-
-    def get_vocab(self) -> dict[str, int]:
-        return dict.fromkeys(self.markers, 0)
+    Under a name of its own: as a part of mlx-lm it would bring MLX and transformers into a process that
+    has no use for them, and take seconds.
+    """
+    name = "_mlx_lm_tool_parsers"
+    if name not in sys.modules:
+        library = importlib.util.find_spec("mlx_lm")  # finds, imports nothing
+        if library is None or not library.submodule_search_locations:
+            raise ImportError("mlx-lm is not installed")
+        package = ModuleType(name)
+        package.__path__ = [str(Path(library.submodule_search_locations[0]) / "tool_parsers")]
+        sys.modules[name] = package
+    return name

@@ -1,7 +1,10 @@
 """Answers taken apart: thoughts, content and calls, however the text was cut."""
 
 import json
+import subprocess
+import sys
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -20,7 +23,7 @@ TOOL = {
 
 @cache
 def calling(is_parallel: bool = True) -> Calling:
-    format_ = tool_format(tokenizer().chat_template, None, tokenizer().text_markers)
+    format_ = tool_format(tokenizer().chat_template)
     assert format_ is not None
     return Calling(format_, (TOOL,), is_parallel)
 
@@ -108,23 +111,42 @@ def test_content_that_cannot_be_a_marker_is_not_held_back():
 
 
 @pytest.mark.parametrize(
-    ("template", "start"),
+    ("template", "parser"),
     [
-        ("<tool_call>\n<function=", "<tool_call>"),
-        ("<tool_call>{{ tool_call.name }}", "<tool_call>"),
+        (r"{{ '<tool_call>\n<function=' + name }}", "qwen3_coder"),
+        ("<tool_call>\n<function={{ name }}", "qwen3_coder"),
+        ('<tool_call>{"name": "{{ tool_call.name }}"', "json_tools"),
+        ("<tool_call>{{ name }}", None),
         ("{{ content }}", None),
     ],
 )
-def test_the_format_is_chosen_as_mlx_lm_does(template: str, start: str | None):
-    found = tool_format(template, None, frozenset())
-    assert (found.start if found else None) == start
+def test_qwens_formats_are_those_that_mlx_lm_chooses(template: str, parser: str | None):
+    from mlx_lm import tokenizer_utils
+
+    seen = SimpleNamespace(chat_template=template, get_vocab=dict)
+    assert tokenizer_utils._infer_tool_parser(seen) == parser
+    found = tool_format(template)
+    assert (found.parse.__module__.rpartition(".")[2] if found else None) == parser
 
 
 def test_a_checkpoint_may_name_its_parser():
-    found = tool_format("{{ content }}", "json_tools", frozenset())
+    found = tool_format("{{ content }}", "json_tools")
     assert found is not None
     assert Calling(found, ()).read('{"name": "f", "arguments": {"a": 1}}')[0].arguments == '{"a": 1}'
-    assert tool_format("{{ content }}", "no such parser", frozenset()) is None
+    laguna = tool_format("{{ content }}", "laguna")  # stands on another parser
+    assert laguna is not None
+    assert laguna.start == "<tool_call>"
+    assert tool_format("{{ content }}", "no_such_parser") is None
+    assert tool_format("{{ content }}", "../json_tools") is None
+
+
+def test_reading_calls_brings_no_mlx_into_the_process():
+    code = (
+        "import sys; from deployments.openai.tools import tool_format; "
+        "assert tool_format('<tool_call>{{ tool_call.name }}'); "
+        "sys.exit(bool({'mlx', 'mlx_lm', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -138,7 +160,7 @@ def test_a_checkpoint_may_name_its_parser():
     ],
 )
 def test_what_is_no_call_is_refused(text: str):
-    found = tool_format("", "json_tools", frozenset())
+    found = tool_format("", "json_tools")
     assert found is not None
     with pytest.raises(ValueError, match="not a tool call"):
         Calling(found, ()).read(text)
