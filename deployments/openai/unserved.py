@@ -11,7 +11,7 @@ _REASONS = {
     "/v1/videos": "this server reads and writes text, not images",
     "/v1/files": "this server stores nothing; send prompts with the request",
     "/v1/uploads": "this server stores nothing; send prompts with the request",
-    "/v1/batches": "this server has no batch endpoint; send the requests themselves, they share windows",
+    "/v1/batches": "this server has no batch endpoint; a batch file is answered by a job (see the README)",
     "/v1/vector_stores": "this server stores nothing",
     "/v1/containers": "this server runs no code of clients",
     "/v1/conversations": "this server stores no conversations; send the history as 'messages'",

@@ -254,6 +254,17 @@ def test_sizes_and_special_ids_are_the_vocabulary_s():
     assert TOKENIZER.decode([9000]) == ""
 
 
+def test_what_readers_of_answers_need_is_told(tmp_path: Path):
+    assert {"<think>", "</think>", "<tool_call>", "</tool_call>"} <= TOKENIZER.text_markers
+    assert "<|im_end|>" not in TOKENIZER.text_markers
+    assert TOKENIZER.chat_template == (PAIR / "chat_template.jinja").read_text()
+    assert TOKENIZER.tool_parser_type is None
+    shutil.copy(PAIR / "tokenizer.json", tmp_path)
+    for named, kept in (("json_tools", "json_tools"), (3, None)):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tool_parser_type": named}))
+        assert Tokenizer.load(tmp_path).tool_parser_type == kept
+
+
 def test_a_folder_without_a_usable_tokenizer_is_a_checkpoint_error(tmp_path: Path):
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         Tokenizer.load(tmp_path)
