@@ -60,6 +60,7 @@ class BurstWindow:
     ):
         self.window_id = window_id
         self.lane = ""
+        self.max_rows: int | None = None  # what its replica can play, once it said
         self.tickets: dict[RowId, Ticket] = {}
         self.is_joinable = True
         self._stage = stage
@@ -115,8 +116,8 @@ class BurstWindow:
                     match answer:
                         case Played():
                             self._take(answer)
-                        case Opened(lane):
-                            self.lane = lane
+                        case Opened(lane, max_rows):
+                            self.lane, self.max_rows = lane, max_rows
                         case Closed() | Refused():
                             ending = answer
         except Exception as error:  # the replica died, or Serve could not reach it

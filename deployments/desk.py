@@ -16,7 +16,7 @@ from deployments.generation import Ended, Event, Generation
 from deployments.messages import Closed, Played, Refused, Traffic
 from deployments.telemetry import Statistics
 from deployments.ticket import Ticket
-from dflash_core.errors import DeadlineExceeded, QueueFull, Unavailable
+from dflash_core.errors import DeadlineExceeded, InvalidRequest, QueueFull, Unavailable
 from dflash_core.request import WindowId
 from dflash_core.text.stream import TextStream
 
@@ -117,6 +117,9 @@ class Desk:
         """
         if self._is_closed or self._is_draining:
             raise Unavailable("the server is shutting down; try again in a moment")
+        most = self._max_queue + self._max_rows * self._max_windows
+        if generation.num_choices > most:
+            raise InvalidRequest(f"this server has room for at most {most} choices of a request", param="n")
         tickets = {index: self._new_ticket(generation, index) for index in range(generation.num_choices)}
         events = tickets[0].events
         for ticket in tickets.values():
@@ -127,7 +130,7 @@ class Desk:
             for ticket in tickets.values():
                 self._waiting.remove(ticket)
             raise QueueFull(
-                f"{num_before} requests are waiting already; try again later",
+                f"{num_before} answers are waiting already; try again later",
                 retry_after=self._expected_wait_s(),
             )
         self._schedule()
@@ -186,6 +189,8 @@ class Desk:
         self._statistics.observe_running(self.num_running)
 
     def _room(self, window: BurstWindow) -> int:
+        if window.max_rows is not None:  # strict replicas may play fewer than the settings say
+            self._max_rows = min(self._max_rows, window.max_rows)
         return self._max_rows - len(window.tickets)
 
     def _next_ticket(self) -> Ticket:

@@ -16,7 +16,7 @@ def drain(app_name: str, timeout_s: float) -> bool:
     """Let every router refuse new requests, and wait until those it has are over; False if time ran out.
 
     Serve takes the routes away before its replicas drain: whoever comes then gets the proxy's 404. A router
-    that does not answer holds nothing back.
+    that is gone holds nothing back.
     """
     end = time.monotonic() + timeout_s
     while unfinished := _unfinished(app_name):
@@ -34,4 +34,5 @@ def _unfinished(app_name: str) -> int:
     except (RayServeException, TimeoutError) as error:
         logger.debug("no router answers: %s", error)
         return 0
-    return sum(answer for answer in answers if isinstance(answer, int))
+    # One that is too busy to answer still has requests; one that is gone has none.
+    return sum(answer if isinstance(answer, int) else isinstance(answer, TimeoutError) for answer in answers)

@@ -121,7 +121,8 @@ class LocalEngine:
             "width": "classic" if exactness.widest == 1 else f"{chosen} {exactness.widest}",
             "exactness": exactness.as_json(),
         }
-        return TargetParts(Lane(open_window, settings.max_windows, take_traffic), exchange, facts)
+        lane = Lane(open_window, settings.max_windows, take_traffic, max_rows=exactness.max_rows)
+        return TargetParts(lane, exchange, facts)
 
     def open_drafter(self, settings: Settings) -> "Sessions":
         """Load a drafter; of the target only embedding and head."""

@@ -1,7 +1,8 @@
 """What the probe's findings mean for a service: which shapes its rounds may use, and what ``/health`` says.
 
-``strict`` plays only shapes that change no bit, so that a request's tokens depend on nothing but itself.
-Where no block is equal it declines to classic rounds, and nothing of the drafter's weights is read.
+``strict`` plays only shapes that change no bit, so that a request's tokens depend on nothing but itself,
+unless its row had to move: then its tokens so far are read as a prompt, by chunks. Where no block is equal
+it declines to classic rounds, and nothing of the drafter's weights is read.
 """
 
 import logging
@@ -13,6 +14,7 @@ from typing import Any
 from deployments.kept import read_kept, write_kept
 from deployments.measuring import Circumstances
 from dflash_core.probe import Findings, probe
+from dflash_core.row_cache import bucket_rows
 from dflash_core.shapes import AnyShape, OnlyShapes, Shape, ShapePolicy
 from dflash_core.target import Target
 
@@ -62,7 +64,11 @@ def judge(findings: Findings, *, is_strict: bool, max_rows: int, widest: int) ->
     """What rounds of up to ``max_rows`` rows and ``widest`` tokens may use, given the findings."""
     if not is_strict:
         return Exactness(False, findings, AnyShape(), max_rows, widest)
-    shapes = OnlyShapes(findings.equal)
+    # Findings are kept under other settings too: what these never warm or count must not decide.
+    most = bucket_rows(max_rows)
+    shapes = OnlyShapes(
+        (slots, width) for slots, width in findings.equal if slots <= most and width <= widest
+    )
     allowed = min(widest, shapes.max_width)
     return Exactness(
         True, findings, shapes, min(max_rows, shapes.max_rows), allowed, is_declined=allowed < min(widest, 2)

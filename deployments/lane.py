@@ -61,7 +61,10 @@ class Lane:
         open_window: Callable[[WindowId], PlayableWindow],
         max_windows: int,
         take_traffic: Callable[[], Traffic | None] = lambda: None,
+        *,
+        max_rows: int | None = None,
     ):
+        self.max_rows = max_rows  # of a window, where it is less than the settings say
         self._open_window = open_window
         self._max_windows = max_windows
         self._take_traffic = take_traffic

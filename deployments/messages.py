@@ -54,9 +54,10 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The window is open. ``lane`` names the replica."""
+    """The window is open. ``lane`` names the replica, which may play fewer rows than the settings allow."""
 
     lane: str
+    max_rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

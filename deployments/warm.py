@@ -107,7 +107,9 @@ def findings_of(settings: Settings, target: Target, fingerprint: str, widest: in
     """What the probe says of every shape that rounds may use."""
     where = Circumstances(fingerprint, drafter="", max_rows=0, threads=settings.blas_threads)
     shapes = shapes_to_probe(settings.max_rows, widest)
-    return find_out(target, shapes, where, settings.cache_dir, settings.probe_s)
+    # Where bits decide what is played, a verdict is today's: BLAS threads or an upgrade may have changed.
+    cache_dir = None if settings.strict else settings.cache_dir
+    return find_out(target, shapes, where, cache_dir, settings.probe_s)
 
 
 def measured_costs(

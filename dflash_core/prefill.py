@@ -41,7 +41,9 @@ class PrefillBatch:
         self._chunk = chunk
         self.max_rows = max_rows
         self.rows: list[Row | None] = [None]
-        self.caches: RowCaches = target.new_caches(1, bucket_capacity(chunk))
+        first = target.new_caches(1, bucket_capacity(chunk))
+        self._first_capacity = first.capacity
+        self.caches: RowCaches = first
         self._sampling: SamplingArrays | None = None
         # Numbers [T, 1 + 2N] of prompts, chunk by chunk; on the device until the row is done.
         self._prompt_numbers: dict[RowId, list[mx.array]] = {}
@@ -156,21 +158,22 @@ class PrefillBatch:
         chunks = self._prompt_numbers.pop(row.row_id, [])
         if not chunks:
             return ()
-        num_top, length = row.request.num_top_logprobs, row.prompt_length
-        numbers = np.concatenate([np.array(chunk) for chunk in chunks])[: length - 1]
-        return unpack(numbers, num_top or 0)
+        # Each by itself: how many candidates a chunk has depends on who else was measured with it.
+        told = [n for chunk in chunks for n in unpack(np.array(chunk), row.request.num_top_logprobs or 0)]
+        return tuple(told[: row.prompt_length - 1])
 
     def release(self, slot: int, *, scrub: bool) -> None:
-        """Free the slot of a row that is done here; an empty batch shrinks to one slot.
+        """Free the slot of a row that is done here; an empty batch shrinks to its first size.
 
-        ``scrub`` zeroes what the row leaves behind, which may not be finite.
+        ``scrub`` zeroes what the row leaves behind, which may not be finite. The size counts: key lengths
+        decide how sums round, and a row's bits must not depend on who was read before it.
         """
         self._free(slot)
         if scrub:
             self.caches.clear(slot)
-        if self.num_rows == 0 and len(self.rows) > 1:
+        if self.num_rows == 0 and (len(self.rows) > 1 or self.caches.capacity > self._first_capacity):
             self.rows = [None]
-            self.caches = self._target.new_caches(1, bucket_capacity(self._chunk))
+            self.caches = self._target.new_caches(1, self._first_capacity)
 
     def _remaining(self, slot: int) -> int:
         row = self.rows[slot]

@@ -179,7 +179,9 @@ def keep_mask(logits: mx.array, arrays: SamplingArrays) -> mx.array:
     p = fastmath.exp(mx.maximum(scaled, -80.0)) * in_k
     p = p / mx.sum(p, axis=-1, keepdims=True)
     before = mx.cumsum(p, axis=-1) - p
-    in_p = (before < arrays.top_p[:, None, None]) | (rank == 0)
+    # At top-p 1 nothing is cut: a float32 sum reaches 1 before the tail does.
+    top_p = arrays.top_p[:, None, None]
+    in_p = (before < top_p) | (rank == 0) | (top_p >= 1)
     p = mx.where(in_p, p, 0.0)  # min-p compares probabilities of what top-p left, a common factor
     in_min = p >= arrays.min_p[:, None, None] * p[..., :1]
     kept = mx.sum((in_k & in_p & in_min).astype(mx.int32), axis=-1, keepdims=True)

@@ -101,7 +101,8 @@ class Choice:
         if not has_prompt or self.generation.echo is None:
             return self.logprobs.write(token_ids, numbers)
         ids = (*self.generation.prompt_ids, *token_ids)
-        return self.logprobs.write(ids, (None, *self._prompt_numbers, *numbers))
+        told = (None, *self._prompt_numbers, *numbers)
+        return self.logprobs.write(ids, told, num_prompt=len(self.generation.prompt_ids))
 
     def _entry(self, content: Json, token_ids: tuple[int, ...], logprobs: Json | None) -> Json:
         choice = {"index": self.index, **content, "logprobs": logprobs}

@@ -16,10 +16,14 @@ class Spelling:
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
+        self._known: dict[int, bytes] = {}  # likely tokens come again and again
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of a token."""
-        return self._tokenizer.token_bytes(token_id)
+        data = self._known.get(token_id)
+        if data is None:
+            data = self._known[token_id] = self._tokenizer.token_bytes(token_id)
+        return data
 
     def name(self, token_id: int, prefix: str = "") -> str:
         r"""Text of a token, or its bytes as ``\xe2\x80`` after ``prefix``."""
@@ -36,8 +40,8 @@ class ChatLogprobs:
     def __init__(self, tokenizer: Tokenizer):
         self._spelling = Spelling(tokenizer)
 
-    def write(self, token_ids: Sequence[int], numbers: Numbers) -> Json:
-        """Write the numbers of some tokens, in order."""
+    def write(self, token_ids: Sequence[int], numbers: Numbers, num_prompt: int = 0) -> Json:
+        """Write the numbers of some tokens, in order. A chat echoes no prompt."""
         content = [
             self._entry(token_id, number.logprob)
             | {"top_logprobs": [self._entry(other, logprob) for other, logprob in number.top]}
@@ -57,14 +61,19 @@ class CompletionLogprobs:
     def __init__(self, tokenizer: Tokenizer):
         self._spelling = Spelling(tokenizer)
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._unwritten = tokenizer.special_ids
         self._offset = 0  # characters written
 
-    def write(self, token_ids: Sequence[int], numbers: Numbers) -> Json:
-        """Write the numbers of some tokens; ``top_logprobs`` always has the token itself, too."""
+    def write(self, token_ids: Sequence[int], numbers: Numbers, num_prompt: int = 0) -> Json:
+        """Write the numbers of some tokens; ``top_logprobs`` always has the token itself, too.
+
+        The first ``num_prompt`` are an echo, whose text keeps special tokens; an answer's leaves them out.
+        """
         offsets: list[int] = []
-        for token_id in token_ids:
+        for place, token_id in enumerate(token_ids):
             offsets.append(self._offset)
-            self._offset += len(self._utf8.decode(self._spelling.token_bytes(token_id)))
+            if place < num_prompt or token_id not in self._unwritten:
+                self._offset += len(self._utf8.decode(self._spelling.token_bytes(token_id)))
         return {
             "tokens": [self._name(token_id) for token_id in token_ids],
             "token_logprobs": [None if number is None else number.logprob for number in numbers],

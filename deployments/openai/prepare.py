@@ -32,6 +32,11 @@ def prepare(request: GenerationRequest, backend: Backend, limits: Limits, reques
             code="invalid_value",
         )
     max_tokens = _max_tokens(request, len(prompt_ids), prompt_param, card.max_context, limits)
+    num_choices, echo = _num_choices(request, limits), _echo(request, prompt_ids, backend)
+    num_top = num_top_logprobs(request)
+    if num_top is not None:
+        told = max_tokens + (0 if echo is None else len(prompt_ids))
+        _require_few_numbers(told * num_choices * (1 + num_top), limits)
     return Generation(
         id=GenerationId(prefix + uuid.uuid4().hex),
         model=request.model,
@@ -48,10 +53,21 @@ def prepare(request: GenerationRequest, backend: Backend, limits: Limits, reques
             return_token_ids=bool(request.return_token_ids),
         ),
         request_id=request_id,
-        num_choices=_num_choices(request, limits),
-        num_top_logprobs=num_top_logprobs(request),
-        echo=_echo(request, prompt_ids, backend),
+        num_choices=num_choices,
+        num_top_logprobs=num_top,
+        echo=echo,
     )
+
+
+def _require_few_numbers(count: int, limits: Limits) -> None:
+    """Raise if an answer could carry more log-probabilities than it may."""
+    if count > limits.max_logprobs:
+        raise InvalidRequest(
+            f"This request could be told {count} log-probabilities; the most is {limits.max_logprobs}. "
+            "Ask for fewer tokens, choices or likeliest tokens.",
+            param="logprobs",
+            code="invalid_value",
+        )
 
 
 def require_model(name: str, card: ModelCard) -> None:

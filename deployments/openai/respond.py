@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -57,7 +57,7 @@ class GenerationResponse(Response):
             event = await events.next()
             if event is not None:
                 self._answer.add(event)
-        body = sse.encode(self._answer.whole())
+        body = await self._written(lambda: sse.encode(self._answer.whole()))
         response = Response(body, headers=self._own_headers, media_type="application/json")
         await response(scope, receive, send)
 
@@ -74,6 +74,12 @@ class GenerationResponse(Response):
         await _send_body(send, sse.DONE)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _written(self, write: Callable[[], bytes]) -> bytes:
+        """Write JSON; off the event loop where log-probabilities make it long, or every stream would wait."""
+        if self._generation.num_top_logprobs is None:
+            return write()
+        return await asyncio.to_thread(write)
+
     async def _peek(self, events: EventReader) -> Event | None:
         """Wait for something to show, a while: until then a failure can still have a status."""
         clock = asyncio.get_running_loop().time
@@ -88,7 +94,10 @@ class GenerationResponse(Response):
         clock = asyncio.get_running_loop().time
         sent_at = clock()
         while True:
-            body = b"".join(map(sse.frame, self._answer.chunks(event))) if event is not None else b""
+            body = b""
+            if event is not None:
+                shown = event
+                body = await self._written(lambda: b"".join(map(sse.frame, self._answer.chunks(shown))))  # noqa: B023
             # Rounds may go on and show nothing for long: a call comes when it is whole.
             if not body and (event is None or clock() - sent_at >= self._limits.keepalive_s):
                 body = sse.KEEPALIVE

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -26,6 +27,13 @@ _MAX_INT = 2**31 - 1
 TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 _MAX_TOP_LOGPROBS = 20
+
+
+def _none_of_false(value: object) -> object:
+    """Some clients say false where they want none."""
+    return None if value is False else value
+
+
 _TopLogprobs = Annotated[int, Field(ge=0, le=_MAX_TOP_LOGPROBS)]
 
 
@@ -244,4 +252,4 @@ class CompletionRequest(GenerationRequest):
     prompt: Prompt
     max_tokens: Annotated[int, Field(ge=0, le=_MAX_INT, description="0 only with echo")] | None = None
     echo: bool | None = None
-    logprobs: _TopLogprobs | None = None
+    logprobs: Annotated[_TopLogprobs | None, BeforeValidator(_none_of_false)] = None

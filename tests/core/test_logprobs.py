@@ -179,6 +179,26 @@ def test_prompts_of_many_lengths_are_measured_together_with_others_that_are_not(
         check_prompt(reports, request, len(request.tokens) if request.wants_prompt_logprobs else 1)
 
 
+def test_how_much_a_neighbour_asks_for_may_change_between_chunks() -> None:
+    first, second = scored("few", 31, 90, 1), scored("many", 32, 20, 5)
+    with opened(
+        tiny_lane(), first, prefill_chunk=64, prefill_rows=2, drafter=knowing([first, second])
+    ) as window:
+        reports = [window.step()]  # one chunk of the first alone
+        window.admit(second)
+        reports += finish(window)
+    for request in (first, second):
+        check_prompt(reports, request, len(request.tokens))
+        check(reports, request)
+
+
+def test_a_long_prompt_leaves_no_larger_caches_to_the_next() -> None:
+    with opened(tiny_lane(), row("long", prompt(33, 200), 2), prefill_rows=1) as window:
+        before = window._prefill.caches.capacity
+        finish(window)
+        assert window._prefill.caches.capacity == before
+
+
 def test_what_a_moved_row_had_committed_is_no_prompt() -> None:
     request = scored("scored", 8, 20, 1)
     said = speak(request).tokens

@@ -1,5 +1,6 @@
 """The probe tells equal shapes, near ties and differences apart, and strict windows are bit for bit alone."""
 
+import json
 from typing import Any
 
 import mlx.core as mx
@@ -125,3 +126,12 @@ def test_findings_survive_their_json() -> None:
     assert found.equal == {(1, 1)}
     with pytest.raises(ValueError, match="no verdict"):
         Findings.from_json({"1x1": {"verdict": "perfect", "gap": 0.0}})
+
+
+def test_a_shape_that_is_not_finite_is_different_in_words_that_json_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(np, "isfinite", lambda gap: False)
+    found = findings(tiny_lane().target, [(2, 4)])
+    assert found.table[2, 4].verdict == "different"
+    json.dumps(found.as_json(), allow_nan=False)

@@ -7,8 +7,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from dflash_core.processors import SampledRow
 from dflash_core.request import RowRequest, Sampling
-from dflash_core.sampling import gumbel, pack
+from dflash_core.sampling import gumbel, keep_mask, pack
 from tests.core.engine_fixtures import (
     VOCAB,
     ListedWidths,
@@ -134,3 +135,12 @@ def test_noise_out_of_place_would_be_seen() -> None:
     """The control: one token more in front, and every later key is another."""
     shifted = replace(SAMPLED, tokens=(5, *SAMPLED.tokens))
     assert alone(tiny_lane(), shifted) != alone(tiny_lane(), SAMPLED)
+
+
+def test_a_row_that_truncates_nothing_keeps_every_token_in_any_company() -> None:
+    """A float32 sum of a large vocabulary's probabilities reaches 1 before its tail does."""
+    logits = mx.array(2.5 * np.random.default_rng(1).normal(size=(2, 1, 150_000)), dtype=mx.float32)
+    rows = [SampledRow(Sampling(temperature=1.0)), SampledRow(Sampling(temperature=1.0, top_k=5))]
+    kept = np.array(keep_mask(logits, pack(rows, 150_000)))
+    assert kept[0].all()
+    assert kept[1].sum() == 5

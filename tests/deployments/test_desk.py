@@ -24,7 +24,7 @@ from deployments.messages import (
 )
 from deployments.telemetry import Statistics
 from deployments.ticket import Ticket
-from dflash_core.errors import DeadlineExceeded, QueueFull, RowFailed, Unavailable
+from dflash_core.errors import DeadlineExceeded, InvalidRequest, QueueFull, RowFailed, Unavailable
 from dflash_core.events import RoundReport, RowProgress, TokenLogprobs
 from dflash_core.request import RowId, RowRequest, Sampling, WindowId
 from dflash_core.text.stream import TextStream
@@ -44,6 +44,7 @@ class LocalStage:
         self.early: dict[WindowId, list[Letter]] = {}
         self.breaks_after: list[int] = []  # for each opening, rounds until the replica "dies"
         self.refusals = 0
+        self.max_rows: int | None = None
 
     async def play(self, opening: Opening) -> AsyncGenerator[Answer, None]:
         self.openings.append(opening)
@@ -56,7 +57,7 @@ class LocalStage:
         self.lane.open(opening.window_id, opening.letters, answers.append)
         self.lane.apply(opening.window_id, self.early.pop(opening.window_id, []))
         try:
-            yield Opened("lane")
+            yield Opened("lane", self.max_rows)
             while True:
                 await asyncio.sleep(0.001)
                 self.lane.step()
@@ -435,3 +436,23 @@ async def test_a_request_for_the_prompt_alone_ends_without_a_token() -> None:
     assert (told.token_ids, told.prompt_logprobs) == ((), prompt)
     assert isinstance(ended, Ended)
     assert ended.usage.completion_tokens == 0
+
+
+async def test_more_choices_than_there_is_room_for_are_refused_for_good() -> None:
+    d = desk(LocalStage(), max_rows=2, max_queue=1)
+    with pytest.raises(InvalidRequest, match="at most 3 choices") as caught:
+        await collect(d, replace(request(1), num_choices=4))
+    assert caught.value.param == "n"
+
+
+async def test_a_replica_that_plays_fewer_rows_than_the_settings_say_is_given_no_more() -> None:
+    stage = LocalStage()
+    stage.max_rows = 2
+    d = desk(stage, max_rows=4)
+    first = asyncio.ensure_future(collect(d, request(1, 60)))
+    await asyncio.sleep(0.02)
+    others = [asyncio.ensure_future(collect(d, request(number, 60))) for number in (2, 3, 4)]
+    await asyncio.sleep(0.02)
+    assert (d.num_running, d.num_waiting) == (2, 2)
+    for number, answer in enumerate([first, *others], start=1):
+        assert tokens(await answer) == expected(request(number, 60))

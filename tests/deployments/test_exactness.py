@@ -50,6 +50,12 @@ def test_strictness_keeps_to_the_equal_shapes() -> None:
     assert strict.note == "strict leaves up to 2 rows together and blocks of up to 4"
 
 
+def test_shapes_that_these_settings_never_use_do_not_count() -> None:
+    """Findings are kept under other settings, too."""
+    kept = judge(found((1, 1), (1, 8), (4, 1)), is_strict=True, max_rows=2, widest=4)
+    assert (kept.max_rows, kept.widest, kept.is_declined) == (1, 1, True)
+
+
 def test_strictness_without_an_equal_block_declines_and_says_what_is_left() -> None:
     one_row = judge(found((1, 1)), is_strict=True, max_rows=4, widest=16)
     assert (one_row.max_rows, one_row.widest, one_row.is_declined) == (1, 1, True)

@@ -151,6 +151,31 @@ def test_the_offsets_of_a_stream_run_on(client: httpx2.Client):
         assert [value for part in parts[:-1] for value in part[name]] == values
 
 
+def test_special_tokens_take_no_place_in_an_answers_text(client: httpx2.Client, backend: StubBackend):
+    special = min(tokenizer().special_ids)
+
+    async def said(generation: Generation) -> AsyncGenerator[Event, None]:
+        numbers = tuple(number(token, 0) for token in (40, special, 41))
+        yield TextTokens(tokenizer().decode([40, 41]), (40, special, 41), Usage(3, 3), logprobs=numbers)
+        yield Ended("length", Usage(3, 3))
+
+    backend.script = said
+    told = ask(client, COMPLETIONS, complete(logprobs=0))["choices"][0]["logprobs"]
+    width = len(text(40))
+    assert told["text_offset"] == [0, width, width]
+
+
+def test_an_answer_may_not_carry_more_numbers_than_the_limit(client: httpx2.Client):
+    refused = client.post(COMPLETIONS, json=complete(logprobs=20, n=16, max_tokens=2000))
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "logprobs"
+    assert "the most is 400000" in refused.json()["error"]["message"]
+
+
+def test_logprobs_may_be_said_to_be_false(client: httpx2.Client):
+    assert ask(client, COMPLETIONS, complete(logprobs=False))["choices"][0]["logprobs"] is None
+
+
 def test_an_echo_begins_with_the_prompt_and_its_numbers(client: httpx2.Client, backend: StubBackend):
     choice = ask(client, COMPLETIONS, complete(echo=True, logprobs=1))["choices"][0]
     prompt = tokenizer().decode([40, 41, 42])
