@@ -15,7 +15,6 @@ from typing import Any
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.generation import Backend, Ended, Event, Generation, TextTokens
-from deployments.openai.fields import ignored_fields
 from deployments.openai.parse import parse_document
 from deployments.openai.reader import EventReader
 from deployments.openai.schema import CompletionRequest
@@ -116,7 +115,6 @@ class MlxEngine:
     async def _prepare(self, request: Any, context: RayServegRPCContext) -> Generation:
         document = _document(request) | {"model": self._backend.model_card.names[0]}
         parsed = parse_document(document, CompletionRequest)
-        ignored_fields(parsed.extra)  # refuses what would change the answer and is not built
         return await self._entrance.prepare(parsed, request.ByteSize(), context)
 
 

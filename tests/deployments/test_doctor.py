@@ -177,7 +177,12 @@ def test_a_port_that_another_process_holds_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("process", "level"),
-    [("ray::ProxyActor", "ok"), ("ray::ServeController", "error"), ("gcs_server", "error")],
+    [
+        ("ray::ProxyActor", "ok"),
+        ("ray::ProxyActor.is_drained", "ok"),
+        ("ray::ServeController", "error"),
+        ("gcs_server", "error"),
+    ],
 )
 def test_a_port_is_held_by_serve_only_if_its_proxy_holds_it(process: str, level: str) -> None:
     found = [ports.Listener("0.0.0.0", 8000, 7, process, "ray")]
