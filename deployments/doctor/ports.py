@@ -25,8 +25,7 @@ _RAY_PATHS = (
 )
 
 
-# Ray's names for the processes that hold Serve's ports.
-_PROXIES = frozenset({"ray::ProxyActor", "ray::HAProxyManager"})
+_PROXY = "ray::ProxyActor"  # Ray's name for the process that holds Serve's ports
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Listener:
     @property
     def is_proxy(self) -> bool:
         """Whether it is Serve's, for HTTP and gRPC."""
-        return self.process.partition(".")[0] in _PROXIES  # while it works: its name and a method's
+        return self.process.partition(".")[0] == _PROXY  # while it works: its name and a method's
 
     def __str__(self) -> str:
         where = f"[{self.address}]" if ":" in self.address else self.address
