@@ -121,7 +121,7 @@ manifests: $(VENV)/.dev
 # Known vulnerabilities of the locked versions. Asks the network, so it is no part of check.
 audit: $(VENV)/.run
 	@mkdir -p build
-	$(UV) export --quiet --frozen --no-annotate --no-emit-project $(EXPORT_BACKEND) -o build/requirements-audit.txt
+	$(UV) export --quiet --frozen --no-annotate --no-emit-project --extra smg $(EXPORT_BACKEND) -o build/requirements-audit.txt
 	$(UV) tool run pip-audit@2.10.1 --requirement build/requirements-audit.txt --disable-pip --require-hashes
 
 fix: $(VENV)/.dev
@@ -164,8 +164,7 @@ protos-image: $(VENV)/.dev
 	$(BIN)/buf build protos -o protos/image.binpb
 
 bench: $(VENV)/.test
-	@if $(BIN)/dflash-serve bench --help >/dev/null 2>&1; then $(BIN)/dflash-serve bench $(ARGS); \
-	else echo 'make: this version has no bench command'; fi
+	$(BIN)/dflash-serve bench $(ARGS)
 
 wheel:
 	$(UV) build

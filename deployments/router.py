@@ -9,6 +9,8 @@ from dataclasses import asdict
 from typing import Any, cast
 
 import ray
+from ray import serve
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.types import ASGIApp
 
@@ -99,7 +101,7 @@ class RouterReplica:
         self._settings = settings
         self._target = target
         self._parts = engine.open_router(settings)
-        self._statistics = Statistics(settings.served_model_names[0], "0")
+        self._statistics = Statistics(settings.served_model_names[0], _engine_name())
         self._knows_probe = False  # the target's findings do not change while it lives
         self._desk = Desk(
             ServeStage(target),
@@ -201,6 +203,17 @@ class RouterReplica:
         self._statistics.observe_probe(stats["facts"].get("exactness", {}).get("shapes", {}))
         self._knows_probe = True
         return stats
+
+
+def _engine_name() -> str:
+    """The label ``engine`` of this router's series.
+
+    Each router counts for itself, and a scrape meets one of them: under one name their counters would jump.
+    """
+    try:
+        return serve.get_replica_context().replica_id.unique_id
+    except RayServeException:
+        return "0"  # outside Serve there is one router
 
 
 async def _awaited(response: Awaitable[Any]) -> Any:

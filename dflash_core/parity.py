@@ -3,7 +3,6 @@
 Kernels differ by shape, so two exact systems may part at a near tie and nowhere else. Where two
 sequences first differ, both tokens are scored by replaying the shared prefix alone; the difference
 passes if both scores lie within a margin of the best one. What comes after is not compared.
-(DESIGN.md section 4, "exactness contract".)
 """
 
 from collections.abc import Sequence

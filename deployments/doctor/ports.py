@@ -10,6 +10,7 @@ from typing import Literal
 import psutil
 
 from deployments.doctor.finding import Finding, error, ok, warning
+from deployments.keys import keys_of
 from deployments.settings import Settings
 
 Owner = Literal["dflash-serve", "ray"]
@@ -22,6 +23,9 @@ _RAY_PATHS = (
     "/ray/util/client/",
     "/ray/autoscaler/",
 )
+
+
+_PROXY = "ray::ProxyActor"  # Ray's name for the process that holds Serve's ports
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,11 @@ class Listener:
     def is_local(self) -> bool:
         """Whether only this machine reaches it."""
         return ipaddress.ip_address(self.address).is_loopback
+
+    @property
+    def is_proxy(self) -> bool:
+        """Whether it is Serve's, for HTTP and gRPC."""
+        return self.process.partition(".")[0] == _PROXY  # while it works: its name and a method's
 
     def __str__(self) -> str:
         where = f"[{self.address}]" if ":" in self.address else self.address
@@ -102,25 +111,41 @@ def check_listeners(found: Sequence[Listener], has_token: bool) -> Finding:
 
 
 def check_wanted(settings: Settings, found: Iterable[Listener]) -> Iterator[Finding]:
-    """The ports of the settings are free, or a server of ours holds them; open ones ask for a key."""
-    ours = {listener.port for listener in found}
+    """The ports of the settings are free, or Serve's proxy holds them; open ones ask for a key."""
+    holders = {listener.port: listener for listener in found}
     everywhere = "::" if socket.has_ipv6 else "0.0.0.0"  # Ray's gRPC proxy takes all interfaces
     wanted = (("http_port", settings.host, settings.http_port), ("grpc_port", everywhere, settings.grpc_port))
     for name, host, port in wanted:
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        if port in ours:
+        holder = holders.get(port)
+        if holder is not None and holder.is_proxy:
             yield ok(name, f"{where} is held by Serve", port=port)
+        elif holder is not None:
+            yield error(
+                name,
+                f"{where} is taken: {holder}",
+                f"say --{name.replace('_', '-')} with another port",
+                port=port,
+            )
         elif (fault := _bind_fault(host, port)) is not None:
             remedy = f"say --{name.replace('_', '-')} with another port, or stop what listens there"
             yield error(name, f"{where}: {fault}", remedy, port=port)
         else:
             yield ok(name, f"{where} is free", port=port)
-    if settings.has_keys:
-        yield ok("api_keys", "callers need a key")
-        return
-    open_ports = "gRPC" if _is_loopback(settings.host) else "HTTP and gRPC"
+    yield _check_keys(settings)
+
+
+def _check_keys(settings: Settings) -> Finding:
     remedy = "name a file with one key a line (api_keys_file), or set DFLASH_API_KEYS"
-    yield warning("api_keys", f"{open_ports} will be open to the network, without keys", remedy)
+    try:
+        keys = keys_of(settings)
+    except (OSError, ValueError) as failure:
+        return error("api_keys", f"{settings.api_keys_file}: {failure}", remedy)
+    if keys:
+        return ok("api_keys", "callers need a key")
+    if _is_loopback(settings.host):  # gRPC listens everywhere, and lets in whom ``rpc.access`` does
+        return ok("api_keys", "none: only callers of this machine are let in")
+    return warning("api_keys", "HTTP will be open to the network, without keys", remedy)
 
 
 def _bind_fault(host: str, port: int) -> str | None:

@@ -131,7 +131,7 @@ def main(
     ] = None,
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds that one try may take.")] = 900.0,
     patience: Annotated[
-        float, typer.Option(min=0.0, help="Seconds to try again while there is no answer, or a 5xx.")
+        float, typer.Option(min=0.0, help="Seconds to try again: no answer, 502, 503, 504; a 500 thrice.")
     ] = 300.0,
     progress_every: Annotated[
         float, typer.Option(min=0.1, help="Seconds between lines of progress, where there is no terminal.")

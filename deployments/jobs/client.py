@@ -47,7 +47,7 @@ class Reach:
     url: str  # without /v1
     api_key: str | None = None
     timeout_s: float = 900.0  # of one try
-    patience_s: float = 300.0  # of trouble with one request: no connection, no answer, 5xx
+    patience_s: float = 300.0  # of trouble with one request: no connection, no answer, 502 to 504
 
     @property
     def headers(self) -> dict[str, str]:
@@ -78,7 +78,8 @@ class Client:
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 reply, retry_after, trouble = None, 0.0, str(error) or type(error).__name__
             if reply is not None and reply.status == _BUSY:
-                self._down_since = None
+                # The server is well: whatever comes next is new trouble, with tries and patience of its own.
+                tries, trouble_since, self._down_since = 0, None, None
                 self._hold_back(retry_after or 1.0)
                 continue
             if reply is not None and not _may_pass(reply, tries):

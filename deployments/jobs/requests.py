@@ -1,7 +1,10 @@
 """The input of a batch: one request a line, as OpenAI's batch files have them."""
 
+import gzip
 import json
-from collections.abc import Iterator
+import lzma
+import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,12 +39,22 @@ Line = Request | BadLine
 
 
 def read_lines(path: str) -> Iterator[Line]:
-    """Every line of the input that is not empty, in order. Raises OSError if there is no such file."""
+    """Every line of the input that is not empty, in order.
+
+    Raises OSError if there is no such file, InvalidRequest if it is compressed and broken.
+    """
     with open_input(path) as stream:
-        for number, line in enumerate(stream, start=1):
+        for number, line in enumerate(_unpacked(stream, path), start=1):
             text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             if text.strip():
                 yield parse_line(text, number)
+
+
+def _unpacked(lines: Iterable[bytes], path: str) -> Iterator[bytes]:
+    try:
+        yield from lines
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise InvalidRequest(f"{path}: is cut short, or not compressed as its name says: {error}") from None
 
 
 def parse_line(text: bytes, number: int) -> Line:

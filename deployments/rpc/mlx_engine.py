@@ -15,7 +15,6 @@ from typing import Any
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.generation import Backend, Ended, Event, Generation, TextTokens
-from deployments.openai.fields import ignored_fields
 from deployments.openai.parse import parse_document
 from deployments.openai.reader import EventReader
 from deployments.openai.schema import CompletionRequest
@@ -41,10 +40,10 @@ class MlxEngine:
 
     async def generate(self, request: Any, context: RayServegRPCContext) -> AsyncGenerator[Any, None]:
         """Answer by chunks and a closing message, or, unless ``stream`` is set, by the latter alone."""
+        self._entrance.check(context, request.ByteSize())  # before a stranger takes or aborts an id
         name = request.request_id
-        aborted = self._running[name] = asyncio.Event()
+        aborted = self._running[self._free(name)] = asyncio.Event()
         try:
-            self._entrance.check(context, request.ByteSize())
             generation = await self._prepare(request, context)
             async with EventReader(self._backend.generate(generation)) as events:
                 answer = _Answer(generation, is_stream=request.stream)
@@ -55,8 +54,7 @@ class MlxEngine:
                         return
                 raise Aborted("aborted")
         finally:
-            if self._running.get(name) is aborted:
-                del self._running[name]
+            del self._running[name]
 
     async def abort(self, request: Any, context: RayServegRPCContext) -> Any:
         """End the named calls; those that are over, or run on another router, are none of ours."""
@@ -106,12 +104,17 @@ class MlxEngine:
         for data, sha256 in packed.chunks():
             yield common.GetTokenizerChunk(data=data, sha256=sha256)
 
-    async def _prepare(self, request: Any, context: RayServegRPCContext) -> Generation:
-        if not request.request_id:
+    def _free(self, name: str) -> str:
+        """An id that is none of the running calls': ``abort`` would end the wrong one."""
+        if not name:
             raise InvalidRequest("'request_id' is empty", param="request_id")
+        if name in self._running:
+            raise InvalidRequest(f"'request_id' is that of a running call: {name!r}", param="request_id")
+        return name
+
+    async def _prepare(self, request: Any, context: RayServegRPCContext) -> Generation:
         document = _document(request) | {"model": self._backend.model_card.names[0]}
         parsed = parse_document(document, CompletionRequest)
-        ignored_fields(parsed.extra)  # refuses what would change the answer and is not built
         return await self._entrance.prepare(parsed, request.ByteSize(), context)
 
 
@@ -120,7 +123,7 @@ def _document(request: Any) -> dict[str, object]:
     params = request.sampling_params
     if params.HasField("logprobs"):
         raise InvalidRequest(
-            "'logprobs' is not supported by this server; leave it out.",
+            "'logprobs' is not supported over this contract; leave it out.",
             param="sampling_params.logprobs",
             code="unsupported_parameter",
         )

@@ -7,7 +7,6 @@ from typing import Any
 from google.protobuf.message import Message
 from pydantic_core import from_json
 
-from deployments.openai.fields import ignored_fields
 from deployments.openai.parse import parse_document
 from deployments.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
@@ -59,7 +58,6 @@ def parse(spec: pb.GenerationSpec) -> GenerationRequest:
     try:
         document = _document(spec)
         request = parse_document(document, ChatRequest if kind == "chat" else CompletionRequest)
-        ignored_fields(request.extra)  # refuses what would change the answer and is not built
     except InvalidRequest as error:
         raise in_our_words(error, spec) from None
     return request

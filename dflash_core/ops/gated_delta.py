@@ -8,7 +8,7 @@ With G the cumulative log decay of the block, S0 the state before it and k, v, b
     S_n     = exp(G_n) S0 + sum_{i<=n} exp(G_n - G_i) delta_i k_i^T
 
 so a verify writes no state: the journal (delta, k, G) gives the state after *any* number of tokens,
-a different one for each row. (DESIGN.md section 4; the recurrence is Yang et al., arXiv 2412.06464.)
+a different one for each row. (The recurrence is Yang et al., arXiv 2412.06464.)
 """
 
 from dataclasses import dataclass

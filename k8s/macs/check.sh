@@ -19,7 +19,7 @@ system=$(uname -sm)
 if [ "$system" = "Darwin arm64" ]; then
   version=$(sw_vers -productVersion)
   if [ "${version%%.*}" -ge 14 ]; then ok "macOS $version"; else error "macOS $version" "MLX needs macOS 14 or newer"; fi
-  if pmset -g | grep -Eq '^ *sleep +0'; then
+  if pmset -g | grep -E '^ *sleep +0' >/dev/null; then
     ok "does not sleep"
   else
     warning "this Mac may sleep, and leaves the cluster then" "sudo pmset -a sleep 0 disksleep 0"
@@ -31,7 +31,7 @@ if [ "$system" = "Darwin arm64" ]; then
   else
     ok "Metal may wire $wired of $total MB"
   fi
-  if /usr/libexec/ApplicationFirewall/socketfilterfw --getglobalstate | grep -q enabled; then
+  if /usr/libexec/ApplicationFirewall/socketfilterfw --getglobalstate | grep enabled >/dev/null; then
     warning "the firewall is on: it must let Python and raylet listen" \
       "sudo /usr/libexec/ApplicationFirewall/socketfilterfw --add $venv/bin/python --unblockapp $venv/bin/python"
   else
@@ -51,7 +51,7 @@ token=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
 if [ -n "${RAY_AUTH_TOKEN:-}" ] || [ -s "$token" ]; then
   ok "a token"
 else
-  error "no token in $token" "copy ~/.ray/auth_token from the head: scp HEAD:.ray/auth_token ~/.ray/"
+  error "no token in $token" "copy ~/.ray/auth_token from the head: mkdir -p ~/.ray && scp HEAD:.ray/auth_token ~/.ray/"
 fi
 
 reaches() {

@@ -1,7 +1,7 @@
 """One row, one token at a time, in numpy: what every window must say about a request.
 
 The logits are those of the whole text read in one piece. Everything after them is written here again, by
-the letter of DESIGN.md's order: bias, penalties, temperature, top-k, top-p, min-p.
+the letter of the server's order: bias, penalties, temperature, top-k, top-p, min-p.
 """
 
 from collections.abc import Sequence

@@ -175,15 +175,43 @@ def test_a_port_that_another_process_holds_is_an_error() -> None:
     assert "--http-port" in findings["http_port"].remedy
 
 
-def test_what_is_open_without_keys_is_a_warning(tmp_path: Path) -> None:
-    """Ray's gRPC proxy takes all interfaces, whatever the host of HTTP."""
+@pytest.mark.parametrize(
+    ("process", "level"),
+    [
+        ("ray::ProxyActor", "ok"),
+        ("ray::ProxyActor.is_drained", "ok"),
+        ("ray::ServeController", "error"),
+        ("gcs_server", "error"),
+    ],
+)
+def test_a_port_is_held_by_serve_only_if_its_proxy_holds_it(process: str, level: str) -> None:
+    found = [ports.Listener("0.0.0.0", 8000, 7, process, "ray")]
+    findings = {finding.check: finding for finding in ports.check_wanted(Settings(), found)}
+    assert findings["http_port"].level == level
+    assert ("held by Serve" in findings["http_port"].message) == (level == "ok")
+    assert level == "ok" or process in findings["http_port"].message
 
-    def said(settings: Settings) -> Finding:
-        return {finding.check: finding for finding in ports.check_wanted(settings, [])}["api_keys"]
 
-    assert said(Settings(api_keys_file=tmp_path / "keys")).level == "ok"
-    assert said(Settings()).message.startswith("gRPC will be open")
-    assert said(Settings(host="0.0.0.0")).message.startswith("HTTP and gRPC will be open")
+def test_without_keys_only_http_beyond_this_machine_is_a_warning() -> None:
+    """Ray's gRPC proxy takes all interfaces, but without keys our methods refuse callers from elsewhere."""
+    alone = key_finding(Settings())
+    assert (alone.level, alone.message) == ("ok", "none: only callers of this machine are let in")
+    open_ = key_finding(Settings(host="0.0.0.0"))
+    assert (open_.level, open_.message) == ("warning", "HTTP will be open to the network, without keys")
+
+
+def test_a_file_of_keys_that_is_missing_or_empty_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    assert key_finding(Settings(api_keys_file=file)).level == "error"
+    file.write_text("# none yet\n")
+    assert key_finding(Settings(api_keys_file=file)).level == "error"
+    file.write_text("secret\n")
+    found = key_finding(Settings(api_keys_file=file))
+    assert (found.level, "secret" in found.message) == ("ok", False)
+
+
+def key_finding(settings: Settings) -> Finding:
+    return {finding.check: finding for finding in ports.check_wanted(settings, [])}["api_keys"]
 
 
 def test_nodes_that_run_the_same_agree_although_their_platforms_differ() -> None:

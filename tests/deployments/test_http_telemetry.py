@@ -1,15 +1,19 @@
 """The table of statistics and its page."""
 
 import pickle
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from deployments import router
 from deployments.messages import Traffic
 from deployments.metric_table import METRICS
+from deployments.settings import Settings
 from deployments.telemetry import Statistics, render
 from dflash_core.events import RoundReport, RowProgress
 from dflash_core.request import RowId, WindowId
+from tests.deployments.http_stub import tokenizer
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -199,3 +203,14 @@ def test_the_probes_findings_are_gauges_and_the_latest_ones_hold(statistics: Sta
     assert value(page, name, slots="1", width="1", verdict="equal") == 0
     assert value(page, name, slots="4", width="16", verdict="near_tie") == 0.125
     assert sum(sample == name for sample, _ in page) == 2
+
+
+def test_a_router_counts_under_its_replicas_own_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two routers under one name would make counters jump, since a scrape meets one of them."""
+    assert router._engine_name() == "0"  # outside Serve
+    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="a1b2"))
+    monkeypatch.setattr(router.serve, "get_replica_context", lambda: context)
+    engine = SimpleNamespace(open_router=lambda _: SimpleNamespace(tokenizer=tokenizer()))
+    monkeypatch.setattr(router, "ServeStage", lambda _: None)
+    replica = router.RouterReplica(Settings(), engine, None)  # type: ignore[arg-type]
+    assert replica._statistics.snapshot().engine == "a1b2"

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -169,11 +169,9 @@ def test_a_503_is_tried_again_within_the_patience_and_then_is_the_result(
     assert answered(line("a"))[0] == 0
 
 
-def test_the_proxys_own_404_is_waited_out_and_the_servers_is_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """While an application is replaced, Ray's proxy knows no route."""
-    answers = [(404, b"Path '/v1/chat/completions' not found."), (404, b"Path ..."), (200, b"{}")]
+@contextmanager
+def scripted(answers: list[tuple[int, bytes]]) -> Iterator[str]:
+    """The address of a server that gives these answers, one after the other."""
 
     class Proxy(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -186,12 +184,33 @@ def test_the_proxys_own_404_is_waited_out_and_the_servers_is_not(
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    (tmp_path / "in.jsonl").write_text(line("a"))
-    output = tmp_path / "out.jsonl"
     with HTTPServer(("127.0.0.1", 0), Proxy) as proxy:
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{proxy.server_port}"
+        proxy.shutdown()
+
+
+@pytest.mark.parametrize("statuses", [(429, 429, 500, 200), (503, 429, 503, 200)])
+def test_trouble_after_a_429_has_tries_and_patience_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], statuses: tuple[int, ...]
+) -> None:
+    answers = [(status, b"{}") for status in statuses]
+    (tmp_path / "in.jsonl").write_text(line("a"))
+    paths = ("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl")
+    with scripted(answers) as url:  # a 429 holds back for a second, longer than the patience
+        code, said = run(capsys, *paths, "--url", url, "--patience", 0.6)
+    assert (code, answers) == (0, []), said
+
+
+def test_the_proxys_own_404_is_waited_out_and_the_servers_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While an application is replaced, Ray's proxy knows no route."""
+    answers = [(404, b"Path '/v1/chat/completions' not found."), (404, b"Path ..."), (200, b"{}")]
+    (tmp_path / "in.jsonl").write_text(line("a"))
+    output = tmp_path / "out.jsonl"
+    with scripted(answers) as url:
         paths = ("--input", tmp_path / "in.jsonl", "--output", output)
-        url = f"http://127.0.0.1:{proxy.server_port}"
         assert run(capsys, *paths, "--url", url)[0] == 0
         assert answers == []
         output.unlink()
@@ -202,7 +221,6 @@ def test_the_proxys_own_404_is_waited_out_and_the_servers_is_not(
         answers.append((200, b"<html>Welcome to nginx!</html>"))
         code, said = run(capsys, *paths, "--url", url)
         assert (code, "1 not_json" in said) == (1, True)
-        proxy.shutdown()
 
 
 def test_without_a_server_each_line_fails_and_says_so(
@@ -241,6 +259,21 @@ def test_lines_with_one_custom_id_are_refused_before_anything_is_sent(
     assert (code, backend.generations, output.exists()) == (1, [], False)
     assert "lines 1 and 3 have the same custom_id 'a'" in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "wrong", "plain"])
+def test_a_compressed_input_that_is_broken_is_refused_before_anything_is_sent(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], damage: str, backend: StubBackend
+) -> None:
+    lines = "\n".join(line(f"q{i}") for i in range(5)).encode()
+    whole = gzip.compress(lines)
+    source = tmp_path / "in.jsonl.gz"
+    source.write_bytes({"cut": whole[:-12], "wrong": whole[:10] + b"\xff" * 40, "plain": lines}[damage])
+    code, said = run(capsys, "--input", source, "--output", tmp_path / "out.jsonl", "--url", url)
+    assert code != 0
+    assert "is cut short, or not compressed as its name says" in said
+    assert "Traceback" not in said
+    assert backend.generations == []
 
 
 def test_gzip_goes_in_and_comes_out(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:

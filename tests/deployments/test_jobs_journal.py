@@ -193,14 +193,55 @@ def test_a_kill_while_the_file_is_rewritten_loses_no_answer(
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it
 
 
+def test_two_jobs_on_one_remote_output_lose_no_line_of_each_other() -> None:
+    path = f"memory://{uuid.uuid4().hex}/out.jsonl"
+    one, other = journal_of(path), journal_of(path)
+    one.open()
+    other.open()
+    one.append([answer("a")])
+    one.append([answer("b")])
+    other.append([answer("a"), answer("c")])
+    one.finish()
+    other.append([answer("d")])
+    assert sorted(ids(path)) == ["a", "b", "c"]
+    other.finish()
+    assert sorted(ids(path)) == ["a", "b", "c", "d"]
+    system, inner = fsspec.url_to_fs(path)
+    assert system.find(inner.rpartition("/")[0]) == [inner]
+
+
+def test_a_merge_starts_anew_if_another_job_takes_its_parts_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"memory://{uuid.uuid4().hex}/out.jsonl"
+    one, other = journal_of(path), journal_of(path)
+    one.open()
+    other.open()
+    one.append([answer("a")])
+    other.append([answer("b")])
+    system, inner = fsspec.url_to_fs(path)
+    with monkeypatch.context() as patch:
+        exists = system.exists
+
+        def overtaken(name: str) -> bool:
+            patch.undo()
+            found = exists(name)  # as it was; what is listed is gone once it is read
+            other.finish()
+            return found
+
+        patch.setattr(system, "exists", overtaken)
+        one.finish()
+    assert sorted(ids(path)) == ["a", "b"]
+    assert system.find(inner.rpartition("/")[0]) == [inner]
+
+
+@pytest.mark.parametrize("call", ["rm", "rm_file"])
 @pytest.mark.parametrize("packing", ["", ".gz"])
 def test_a_kill_between_merging_and_dropping_the_parts_doubles_nothing(
-    packing: str, monkeypatch: pytest.MonkeyPatch
+    packing: str, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = f"memory://{uuid.uuid4().hex}/out.jsonl{packing}"
     system, _ = fsspec.url_to_fs(path)
     with monkeypatch.context() as patch:
-        patch.setattr(type(system), "rm", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(type(system), call, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             write(path, answer("a"), failure("b"))
     write(path, answer("b"))

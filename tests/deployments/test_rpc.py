@@ -18,6 +18,7 @@ from deployments.client import ask, conversation
 from deployments.generation import Event, Generation, Started, TextTokens, Usage
 from deployments.ingress import Ingress
 from deployments.keys import KeyRing, keys_of, read_keys
+from deployments.openai.errors import InvalidApiKey
 from deployments.openai.limits import Limits
 from deployments.openai.prepare import prepare
 from deployments.openai.schema import ChatRequest, CompletionRequest
@@ -75,6 +76,43 @@ def test_smgs_messages_pickle_although_their_module_does_not_exist() -> None:
     request = mlx.GenerateRequest(request_id="a", tokenized=mlx.TokenizedInput(input_ids=[1, 2]))
     for message in (request, common.GetTokenizerRequest(), mlx.AbortRequest(request_ids=["a"])):
         assert pickle.loads(pickle.dumps(message)) == message
+
+
+def mlx_engine(backend: StubBackend, keys: tuple[str, ...] = ()) -> Any:
+    from deployments.rpc.mlx_engine import MlxEngine
+
+    return MlxEngine(backend, Entrance(backend, Limits(), Access(KeyRing(keys))), Path)
+
+
+def mlx_request(name: str) -> Any:
+    from deployments.rpc.mlx_messages import pb as mlx
+
+    return mlx.GenerateRequest(request_id=name, tokenized=mlx.TokenizedInput(input_ids=[1, 2]))
+
+
+async def test_a_stranger_takes_no_request_id_of_smgs() -> None:
+    engine = mlx_engine(StubBackend(), ("right",))
+    ours = {"authorization": "bearer right"}
+    running = engine.generate(mlx_request("a"), context(**ours))
+    await anext(running)
+    with pytest.raises(InvalidApiKey):
+        await anext(engine.generate(mlx_request("a"), context()))
+    assert (await engine.server_info(context(**ours))).active_requests == 1
+    await running.aclose()
+
+
+async def test_a_request_id_of_smgs_that_runs_is_refused_and_the_running_call_goes_on() -> None:
+    engine = mlx_engine(StubBackend())
+    first = engine.generate(mlx_request("a"), context())
+    await anext(first)
+    with pytest.raises(InvalidRequest, match="running call") as refused:
+        await anext(engine.generate(mlx_request("a"), context()))
+    assert refused.value.param == "request_id"
+    assert (await engine.server_info(context())).active_requests == 1
+    await first.aclose()
+    assert [m async for m in engine.generate(mlx_request("a"), context())]  # free again
+    with pytest.raises(InvalidRequest, match="empty"):
+        await anext(engine.generate(mlx_request(""), context()))
 
 
 def test_no_method_name_occurs_in_two_services_but_generate_and_each_has_its_handler() -> None:

@@ -31,7 +31,7 @@ def nodes() -> Iterator[dict[str, str]]:
         "RAY_AUTH_TOKEN": secrets.token_hex(16),
         "PYTHONPATH": str(ROOT),
     }
-    common |= {name: str(free_port()) for name in HEAD_PORTS}
+    common |= {name: str(free_port()) for name in (*HEAD_PORTS, "DFLASH_HTTP_PORT", "DFLASH_GRPC_PORT")}
     with ExitStack() as stack:
         environments = []
         for number, words in enumerate((("head", "target"), ("worker", "drafter", "127.0.0.1"))):
@@ -77,3 +77,4 @@ def test_a_second_node_joins_and_the_check_finds_both_well(nodes: dict[str, str]
     )
     assert checked.stdout.count(" answers\n") == 4, checked.stdout
     assert "nodes: 2 nodes agree" in checked.stdout, checked.stdout
+    assert checked.returncode == 0, checked.stdout

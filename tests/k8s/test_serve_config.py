@@ -102,10 +102,18 @@ def test_blas_threads_are_the_workers_cpus_where_mlx_computes_on_them(folder: st
         assert str(settings.blas_threads) == group["rayStartParams"]["num-cpus"]
 
 
+def test_blas_threads_of_the_batch_are_its_nodes_cpus() -> None:
+    (job,) = of_kind("batch", "RayJob")
+    group = job["spec"]["rayClusterSpec"]["headGroupSpec"]
+    (container,) = group["template"]["spec"]["containers"]
+    environment = {entry["name"]: entry["value"] for entry in container["env"]}
+    settings = load_settings(environment=environment)
+    assert str(settings.blas_threads) == container["resources"]["limits"]["cpu"]
+    assert group["rayStartParams"]["num-cpus"] == container["resources"]["limits"]["cpu"]
+
+
 def test_the_batch_job_calls_a_module_that_is_there() -> None:
     (job,) = of_kind("batch", "RayJob")
     words = shlex.split(job["spec"]["entrypoint"])
     assert words[:2] == ["python", "-m"]
-    if importlib.util.find_spec("deployments.jobs") is None:
-        pytest.skip("this version has no batch jobs")
     assert importlib.util.find_spec(words[2]) is not None

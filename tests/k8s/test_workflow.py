@@ -56,6 +56,14 @@ def test_its_shell_passes_shellcheck() -> None:
     assert checked >= 8
 
 
+def test_a_failure_left_of_a_pipe_fails_its_step() -> None:
+    """GitHub's own default is a shell without pipefail."""
+    assert any(" | " in text for text in commands())
+    assert WORKFLOW["defaults"] == {"run": {"shell": "bash"}}
+    steps = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
+    assert not any("shell" in step for step in steps)
+
+
 def test_it_may_only_read() -> None:
     assert WORKFLOW["permissions"] == {"contents": "read"}
     checkouts = [
