@@ -174,7 +174,9 @@ def open_target(
     given = {"max_rows": 4, "calibration_s": 0, **settings}
     link = DeafLink()
     with eager():
-        parts = LocalEngine().open_target(Settings(target=target, drafter=drafter, **given), link, loop)
+        parts = LocalEngine().open_target(
+            Settings(target=target, drafter=drafter, feature_bytes=2**20, **given), link, loop
+        )
     return parts, link
 
 

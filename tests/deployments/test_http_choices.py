@@ -165,13 +165,6 @@ def test_special_tokens_take_no_place_in_an_answers_text(client: httpx2.Client, 
     assert told["text_offset"] == [0, width, width]
 
 
-def test_an_answer_may_not_carry_more_numbers_than_the_limit(client: httpx2.Client):
-    refused = client.post(COMPLETIONS, json=complete(logprobs=20, n=16, max_tokens=2000))
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "logprobs"
-    assert "the most is 400000" in refused.json()["error"]["message"]
-
-
 def test_logprobs_may_be_said_to_be_false(client: httpx2.Client):
     assert ask(client, COMPLETIONS, complete(logprobs=False))["choices"][0]["logprobs"] is None
 

@@ -223,3 +223,13 @@ def test_choices_have_seeds_of_their_own_which_follow_from_the_requests():
     assert seeds == [settings.for_choice(index).seed for index in range(16)]
     assert settings.for_choice(3).top_k == 3
     assert set(seeds[1:]).isdisjoint(Sampling(seed=-4).for_choice(index).seed for index in range(16))
+
+
+def test_an_answer_may_not_carry_more_log_probabilities_than_the_limit(backend: StubBackend):
+    limits = Limits(max_logprobs=4 * 2 * 6)
+    fields: dict[str, object] = {"n": 2, "logprobs": True, "top_logprobs": 5, "temperature": 1.0}
+    assert prepared(backend, limits, max_tokens=4, **fields).num_top_logprobs == 5
+    with pytest.raises(InvalidRequest, match="told 60 log-probabilities; the most is 48") as caught:
+        prepared(backend, limits, max_tokens=5, **fields)
+    assert caught.value.param == "logprobs"
+    assert prepared(backend, limits, max_tokens=5).max_tokens == 5

@@ -148,7 +148,6 @@ def test_the_gate_runs_on_the_worker_that_has_the_resource_and_leaves_its_verdic
     assert {check["name"] for check in report["checks"]} >= {"rows", "run was real", "broken commit fails"}
     assert all(check["is_good"] for check in report["checks"])
     assert report["worker"]["blas_threads"] == "1"
-    assert "pass  rows" in outcome.text
 
 
 def test_the_benchmark_leaves_its_figures_as_json(cluster: Cluster, chats: Path, tmp_path: Path) -> None:
