@@ -128,10 +128,8 @@ def test_findings_survive_their_json() -> None:
         Findings.from_json({"1x1": {"verdict": "perfect", "gap": 0.0}})
 
 
-def test_a_shape_that_is_not_finite_is_different_in_words_that_json_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(np, "isfinite", lambda gap: False)
-    found = findings(tiny_lane().target, [(2, 4)])
+def test_a_shape_that_is_not_finite_is_different_in_words_that_json_has() -> None:
+    target = tiny_lane(mx.float32).target.with_network(lambda network: Altered(network, logits=np.nan))
+    found = findings(target, [(2, 4)])
     assert found.table[2, 4].verdict == "different"
     json.dumps(found.as_json(), allow_nan=False)
