@@ -55,15 +55,16 @@ class BurstWindow:
         self,
         window_id: WindowId,
         stage: Stage,
+        on_open: Callable[[Opened], None],
         on_round: Callable[[Played], None],
         on_over: Callable[["BurstWindow", Closed | Refused | None], None],
     ):
         self.window_id = window_id
         self.lane = ""
-        self.max_rows: int | None = None  # what its replica can play, once it said
         self.tickets: dict[RowId, Ticket] = {}
         self.is_joinable = True
         self._stage = stage
+        self._on_open = on_open
         self._on_round = on_round
         self._on_over = on_over
         self._num_letters = 0
@@ -116,8 +117,9 @@ class BurstWindow:
                     match answer:
                         case Played():
                             self._take(answer)
-                        case Opened(lane, max_rows):
-                            self.lane, self.max_rows = lane, max_rows
+                        case Opened():
+                            self.lane = answer.lane
+                            self._on_open(answer)
                         case Closed() | Refused():
                             ending = answer
         except Exception as error:  # the replica died, or Serve could not reach it

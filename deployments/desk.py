@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from deployments.burst import BurstWindow, Stage
 from deployments.generation import Ended, Event, Generation
-from deployments.messages import Closed, Played, Refused, Traffic
+from deployments.messages import Closed, Opened, Played, Refused, Traffic
 from deployments.telemetry import Statistics
 from deployments.ticket import Ticket
 from dflash_core.errors import DeadlineExceeded, InvalidRequest, QueueFull, Unavailable
@@ -189,8 +189,6 @@ class Desk:
         self._statistics.observe_running(self.num_running)
 
     def _room(self, window: BurstWindow) -> int:
-        if window.max_rows is not None:  # strict replicas may play fewer than the settings say
-            self._max_rows = min(self._max_rows, window.max_rows)
         return self._max_rows - len(window.tickets)
 
     def _next_ticket(self) -> Ticket:
@@ -202,10 +200,16 @@ class Desk:
         return ticket
 
     def _open_window(self) -> None:
-        window = BurstWindow(WindowId(uuid.uuid4().hex[:12]), self._stage, self._on_round, self._on_over)
+        window_id = WindowId(uuid.uuid4().hex[:12])
+        window = BurstWindow(window_id, self._stage, self._on_open, self._on_round, self._on_over)
         self._windows.append(window)
         first = [self._next_ticket() for _ in range(min(len(self._waiting), self._max_rows))]
         window.open(first, self._window_max_age_s)
+
+    def _on_open(self, opened: Opened) -> None:
+        """A strict replica may play fewer rows than the settings say."""
+        if opened.max_rows is not None:
+            self._max_rows = min(self._max_rows, opened.max_rows)
 
     def _on_round(self, played: Played) -> None:
         self._pause_s = 0.0

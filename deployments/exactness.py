@@ -13,14 +13,13 @@ from typing import Any
 
 from deployments.kept import read_kept, write_kept
 from deployments.measuring import Circumstances
+from deployments.memory import PREFILL_ROWS
 from dflash_core.probe import Findings, probe
 from dflash_core.row_cache import bucket_rows
 from dflash_core.shapes import AnyShape, OnlyShapes, Shape, ShapePolicy
 from dflash_core.target import Target
 
 logger = logging.getLogger("dflash.exactness")
-
-_PREFILL_ROWS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class Exactness:
     @property
     def prefill_rows(self) -> int:
         """Prompts that are read together: alone where company might change a bit."""
-        return 1 if self.is_strict else _PREFILL_ROWS
+        return 1 if self.is_strict else PREFILL_ROWS
 
     def as_json(self) -> dict[str, Any]:
         """For ``/health``."""

@@ -5,7 +5,6 @@ import logging
 import os
 import shlex
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from deployments.cluster import hushed, joined_cluster, own_cluster
 from deployments.engine import LocalEngine
+from deployments.listening import EVERYWHERE, bind_fault
 from deployments.rpc.options import grpc_options
 from deployments.settings import Settings
 from dflash_core.errors import CheckpointError, DFlashError, Unavailable
@@ -80,7 +80,7 @@ def _ray(settings: Settings) -> Iterator[None]:
             yield
         return
     _check_port(settings.host, settings.http_port)
-    _check_port("::" if socket.has_ipv6 else "0.0.0.0", settings.grpc_port)  # Ray's gRPC takes all interfaces
+    _check_port(EVERYWHERE, settings.grpc_port)
     with own_cluster(settings, _say):
         yield
 
@@ -229,11 +229,5 @@ def stop_signals() -> Iterator[threading.Event]:
 
 def _check_port(host: str, port: int) -> None:
     """A port in use is told here in one line, not by Serve after half a minute."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            where = f"{host}:{port}"
-            raise Unavailable(f"cannot listen on {where}: {error.strerror}; choose another port") from error
+    if (fault := bind_fault(host, port)) is not None:
+        raise Unavailable(f"cannot listen on {host}:{port}: {fault}; choose another port")

@@ -17,10 +17,11 @@ from dflash_core.calibration import GivenWidth
 from dflash_core.checkpoints import DrafterSpec
 from dflash_core.costs import RoundCosts
 from dflash_core.probe import Findings, shapes_to_probe
-from dflash_core.protocols import Drafts, FeatureBlock
+from dflash_core.protocols import Drafts, FeatureBlock, Ready
 from dflash_core.request import RowId, RowRequest, Sampling, WindowId
+from dflash_core.row_cache import row_buckets
 from dflash_core.target import Target
-from dflash_core.width import WIDTHS
+from dflash_core.width import WIDTHS, widths_up_to
 from dflash_core.window import Window, WindowPolicy
 
 logger = logging.getLogger("dflash.warm")
@@ -38,18 +39,13 @@ RARER = (
 )
 
 
-def row_buckets(max_rows: int) -> list[int]:
-    """1, 2, 4, ... up to the bucket of ``max_rows``."""
-    return [1 << power for power in range((max_rows - 1).bit_length() + 1)]
-
-
 def warm_target(target: Target, max_rows: int, widest: int) -> None:
     """Verify at each row bucket: every width greedily, the widest and classic with each way to sample.
 
     Rarer wishes only alone and in company: that compiles their kernels; more rows are another shape.
     """
     began = time.perf_counter()
-    _play_through(target, max_rows, sorted({*(w for w in WIDTHS if w < widest), widest}), Sampling())
+    _play_through(target, max_rows, widths_up_to(widest), Sampling())
     widths = sorted({1, widest})
     for sampling in (Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.9)):
         _play_through(target, max_rows, widths, sampling)
@@ -158,20 +154,12 @@ class _Guess:
     def extend(self, window_id: WindowId, block: FeatureBlock) -> None:
         """Nothing to keep."""
 
-    def draft(self, window_id: WindowId, block: FeatureBlock, anchors: mx.array, width: int) -> "_Ready":
+    def draft(self, window_id: WindowId, block: FeatureBlock, anchors: mx.array, width: int) -> Ready:
         """All zeros."""
-        return _Ready(Drafts(mx.zeros((len(block.row_ids), width - 1), dtype=mx.int32), has_taken=True))
+        return Ready(Drafts(mx.zeros((len(block.row_ids), width - 1), dtype=mx.int32), has_taken=True))
 
     def drop(self, window_id: WindowId, row_ids: tuple[RowId, ...]) -> None:
         """Nothing to forget."""
 
     def close(self, window_id: WindowId) -> None:
         """Nothing to forget."""
-
-
-class _Ready:
-    def __init__(self, drafts: Drafts):
-        self._drafts = drafts
-
-    def wait(self) -> Drafts:
-        return self._drafts

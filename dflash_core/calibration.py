@@ -6,7 +6,7 @@ from dflash_core.costs import PlayRound, RoundCosts, measure
 from dflash_core.events import RoundReport
 from dflash_core.protocols import Drafter
 from dflash_core.request import RowId, RowRequest, WindowId
-from dflash_core.row_cache import bucket_rows
+from dflash_core.row_cache import row_buckets
 from dflash_core.target import Target
 from dflash_core.width import WIDTHS
 from dflash_core.window import Window, WindowPolicy
@@ -40,7 +40,7 @@ def measure_costs(
     On the MLX thread. Stops after ``budget_s`` seconds, compilation included; what is missing then is
     interpolated. Few rows and wide blocks come first; what is ``known`` is not timed again.
     """
-    buckets = [1 << i for i in range(bucket_rows(max_rows).bit_length())]
+    buckets = row_buckets(max_rows)
     widths = [width for width in WIDTHS if width <= drafter.block_size]
     policy_width = GivenWidth()
     windows: dict[int, Window] = {}

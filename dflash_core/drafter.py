@@ -14,7 +14,7 @@ import numpy as np
 from dflash_core.errors import WindowLost
 from dflash_core.models.drafter import DrafterNetwork
 from dflash_core.models.target import CacheArrays
-from dflash_core.protocols import Drafts, FeatureBlock
+from dflash_core.protocols import Drafts, FeatureBlock, Ready
 from dflash_core.request import RowId, WindowId
 from dflash_core.row_cache import FRESH, CacheShape, RowCaches, bucket_capacity, bucket_rows
 
@@ -23,17 +23,6 @@ WAITING_LIMIT = 64
 
 
 DraftFunction = Callable[..., tuple[mx.array, list[mx.array], list[mx.array]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """Drafts that need no waiting: on one device they are a node of the same lazy graph."""
-
-    drafts: Drafts
-
-    def wait(self) -> Drafts:
-        """Return them."""
-        return self.drafts
 
 
 class ContextRows:

@@ -12,7 +12,6 @@ import mlx.core as mx
 import numpy as np
 
 from dflash_core.events import TokenLogprobs
-from dflash_core.processors import SampledRow
 from dflash_core.row_cache import bucket_rows
 
 _BUCKETS = (0, 1, 5, 20)  # of likeliest tokens: each has a compiled graph of its own
@@ -26,9 +25,9 @@ class Asked:
     num_top: int  # a bucket
 
     @classmethod
-    def of(cls, rows: Sequence[SampledRow], vocab_size: int) -> "Asked | None":
-        """None: nobody asks."""
-        wanted = {slot: row.num_top for slot, row in enumerate(rows) if row.num_top is not None}
+    def of(cls, num_tops: Sequence[int | None], vocab_size: int) -> "Asked | None":
+        """What each slot asks for; None: nobody asks."""
+        wanted = {slot: num_top for slot, num_top in enumerate(num_tops) if num_top is not None}
         if not wanted:
             return None
         most = max(wanted.values())

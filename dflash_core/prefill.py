@@ -15,7 +15,7 @@ from dflash_core.protocols import Drafter, FeatureBlock
 from dflash_core.request import RowId, WindowId
 from dflash_core.row import Row
 from dflash_core.row_cache import FRESH, RowCaches, bucket_capacity, bucket_rows
-from dflash_core.sampling import IDLE, SamplingArrays, pack
+from dflash_core.sampling import SamplingArrays, pack
 from dflash_core.target import PromptScoring, Target, Verdict
 
 _SMALLEST_CHUNK = 16
@@ -41,9 +41,8 @@ class PrefillBatch:
         self._chunk = chunk
         self.max_rows = max_rows
         self.rows: list[Row | None] = [None]
-        first = target.new_caches(1, bucket_capacity(chunk))
-        self._first_capacity = first.capacity
-        self.caches: RowCaches = first
+        self.caches: RowCaches = target.new_caches(1, bucket_capacity(chunk))
+        self._first_capacity = self.caches.capacity
         self._sampling: SamplingArrays | None = None
         # Numbers [T, 1 + 2N] of prompts, chunk by chunk; on the device until the row is done.
         self._prompt_numbers: dict[RowId, list[mx.array]] = {}
@@ -128,15 +127,13 @@ class PrefillBatch:
 
     def _scoring(self, starts: np.ndarray, width: int) -> PromptScoring | None:
         """What follows each input of the rows whose prompt is to be measured."""
-        asking = {
-            slot: row.sampled()
-            for slot, row in enumerate(self.rows)
-            if row is not None and row.request.wants_prompt_logprobs
-        }
-        if not asking:
+        num_tops = [
+            row.request.num_top_logprobs if row is not None and row.request.wants_prompt_logprobs else None
+            for row in self.rows
+        ]
+        asked = Asked.of(num_tops, self._target.vocab_size)
+        if asked is None:
             return None
-        asked = Asked.of([asking.get(slot, IDLE) for slot in range(len(self.rows))], self._target.vocab_size)
-        assert asked is not None
         following = np.zeros((bucket_rows(len(asked.slots)), width), dtype=np.int32)
         for line, slot in enumerate(asked.slots):
             row = self.rows[slot]

@@ -16,11 +16,11 @@ import numpy as np
 
 from dflash_core.models.target import CacheArrays
 from dflash_core.parity import DEFAULT_MARGIN, Verdict
-from dflash_core.row_cache import RowCaches, bucket_rows
+from dflash_core.row_cache import RowCaches, row_buckets
 from dflash_core.sampling import pack
 from dflash_core.shapes import Shape
 from dflash_core.target import Target
-from dflash_core.width import WIDTHS
+from dflash_core.width import widths_up_to
 
 PROMPT_TOKENS = (12, 150)
 _NOT_FINITE = float(np.finfo(np.float32).max)  # as a gap; JSON knows no infinity
@@ -71,9 +71,10 @@ class Findings:
 
 def shapes_to_probe(max_rows: int, widest: int) -> list[Shape]:
     """Every (row bucket, width) that rounds may use: small shapes first, they are the likeliest equal."""
-    buckets = [1 << i for i in range(bucket_rows(max_rows).bit_length())]
-    widths = sorted({*(width for width in WIDTHS if width < widest), widest})
-    return sorted(((b, w) for b in buckets for w in widths), key=lambda shape: (shape[0] * shape[1], shape))
+    return sorted(
+        ((b, w) for b in row_buckets(max_rows) for w in widths_up_to(widest)),
+        key=lambda shape: (shape[0] * shape[1], shape),
+    )
 
 
 def probe(

@@ -43,6 +43,17 @@ class PendingDrafts(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Drafts that need no waiting: none, or on one device a node of the same lazy graph."""
+
+    drafts: Drafts
+
+    def wait(self) -> Drafts:
+        """Return them."""
+        return self.drafts
+
+
 class Drafter(Protocol):
     """Proposes blocks from per-row contexts. Rows are known by id; slots follow the call's order."""
 

@@ -45,6 +45,11 @@ def bucket_rows(num_rows: int) -> int:
     return 1 << max(0, num_rows - 1).bit_length()
 
 
+def row_buckets(max_rows: int) -> list[int]:
+    """1, 2, 4, ... up to the bucket of ``max_rows``."""
+    return [1 << power for power in range(bucket_rows(max_rows).bit_length())]
+
+
 def bucket_capacity(num_tokens: int) -> int:
     """Smallest of 128, 192, 256, 384, 512, 768, ... that holds ``num_tokens``."""
     size = 128

@@ -90,7 +90,7 @@ def pack(rows: Sequence[SampledRow | Sampling | None], vocab_size: int) -> Sampl
     settings = [row.sampling for row in slots]
     sampled = [s for s in settings if s.temperature > 0]
     is_truncated = any(s.top_k > 0 or s.top_p < 1 or s.min_p > 0 for s in sampled)
-    asked = Asked.of(slots, vocab_size)
+    asked = Asked.of([row.num_top for row in slots], vocab_size)
     variant = Variant(
         rule="truncated" if is_truncated else "sampled" if sampled else "greedy",
         is_biased=any(map(Biases.are_wanted, settings)),

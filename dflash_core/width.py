@@ -12,6 +12,11 @@ from dflash_core.shapes import AnyShape, ShapePolicy
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)  # few shapes, few graphs
 
 
+def widths_up_to(widest: int) -> list[int]:
+    """The widths below ``widest``, and ``widest`` itself."""
+    return [*(width for width in WIDTHS if width < widest), widest]
+
+
 class WidthPolicy(Protocol):
     """Chooses a width per round and learns from what came of it."""
 

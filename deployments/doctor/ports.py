@@ -2,7 +2,6 @@
 
 import ipaddress
 import os
-import socket
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -11,6 +10,7 @@ import psutil
 
 from deployments.doctor.finding import Finding, error, ok, warning
 from deployments.keys import keys_of
+from deployments.listening import EVERYWHERE, bind_fault
 from deployments.settings import Settings
 
 Owner = Literal["dflash-serve", "ray"]
@@ -113,8 +113,7 @@ def check_listeners(found: Sequence[Listener], has_token: bool) -> Finding:
 def check_wanted(settings: Settings, found: Iterable[Listener]) -> Iterator[Finding]:
     """The ports of the settings are free, or Serve's proxy holds them; open ones ask for a key."""
     holders = {listener.port: listener for listener in found}
-    everywhere = "::" if socket.has_ipv6 else "0.0.0.0"  # Ray's gRPC proxy takes all interfaces
-    wanted = (("http_port", settings.host, settings.http_port), ("grpc_port", everywhere, settings.grpc_port))
+    wanted = (("http_port", settings.host, settings.http_port), ("grpc_port", EVERYWHERE, settings.grpc_port))
     for name, host, port in wanted:
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         holder = holders.get(port)
@@ -127,7 +126,7 @@ def check_wanted(settings: Settings, found: Iterable[Listener]) -> Iterator[Find
                 f"say --{name.replace('_', '-')} with another port",
                 port=port,
             )
-        elif (fault := _bind_fault(host, port)) is not None:
+        elif (fault := bind_fault(host, port)) is not None:
             remedy = f"say --{name.replace('_', '-')} with another port, or stop what listens there"
             yield error(name, f"{where}: {fault}", remedy, port=port)
         else:
@@ -146,17 +145,6 @@ def _check_keys(settings: Settings) -> Finding:
     if _is_loopback(settings.host):  # gRPC listens everywhere, and lets in whom ``rpc.access`` does
         return ok("api_keys", "none: only callers of this machine are let in")
     return warning("api_keys", "HTTP will be open to the network, without keys", remedy)
-
-
-def _bind_fault(host: str, port: int) -> str | None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as failure:
-            return failure.strerror or str(failure)
-    return None
 
 
 def _is_loopback(host: str) -> bool:

@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from dflash_core.protocols import Drafts, FeatureBlock
+from dflash_core.protocols import Drafts, FeatureBlock, Ready
 from dflash_core.request import RowId, WindowId
 
 
@@ -14,20 +14,12 @@ class NoDrafter:
     def extend(self, window_id: WindowId, block: FeatureBlock) -> None:
         """Nothing to keep."""
 
-    def draft(self, window_id: WindowId, block: FeatureBlock, anchors: mx.array, width: int) -> "_Nothing":
+    def draft(self, window_id: WindowId, block: FeatureBlock, anchors: mx.array, width: int) -> Ready:
         """No drafts."""
-        return _Nothing(Drafts(mx.zeros((len(block.row_ids), 0), dtype=mx.int32), has_taken=True))
+        return Ready(Drafts(mx.zeros((len(block.row_ids), 0), dtype=mx.int32), has_taken=True))
 
     def drop(self, window_id: WindowId, row_ids: tuple[RowId, ...]) -> None:
         """Nothing to forget."""
 
     def close(self, window_id: WindowId) -> None:
         """Nothing to forget."""
-
-
-class _Nothing:
-    def __init__(self, drafts: Drafts):
-        self._drafts = drafts
-
-    def wait(self) -> Drafts:
-        return self._drafts

@@ -17,7 +17,7 @@ from deployments.exchange.ledger import Ledger
 from deployments.exchange.messages import DraftCall, DraftReply
 from deployments.exchange.retention import Retention
 from deployments.exchange.transport import Transport, dtype_name, to_wire
-from dflash_core.protocols import Drafts, FeatureBlock, PendingDrafts
+from dflash_core.protocols import Drafts, FeatureBlock, PendingDrafts, Ready
 from dflash_core.request import RowId, WindowId
 
 logger = logging.getLogger("dflash.exchange")
@@ -112,12 +112,12 @@ class RemoteDrafter:
         window = self._window(window_id)
         self._keep(window, block)
         if width == 1 or not self._is_back(window):  # a classic round needs no call; features wait here
-            return _Ready(_none(len(block.row_ids)))
+            return Ready(_none(len(block.row_ids)))
         # A row without a context is an idle slot to the drafter.
         row_ids = tuple(r if r is not None and window.ledger.can_draft(r) else None for r in block.row_ids)
         rows = [row_id for row_id in row_ids if row_id is not None]
         if not rows:
-            return _Ready(_none(len(block.row_ids)))
+            return Ready(_none(len(block.row_ids)))
         window.number += 1
         call = DraftCall(
             window_id,
@@ -225,14 +225,6 @@ class RemoteDrafter:
 
     def _start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    drafts: Drafts
-
-    def wait(self) -> Drafts:
-        return self.drafts
 
 
 @dataclass(frozen=True, slots=True)

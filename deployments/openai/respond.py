@@ -57,7 +57,7 @@ class GenerationResponse(Response):
             event = await events.next()
             if event is not None:
                 self._answer.add(event)
-        body = await self._written(lambda: sse.encode(self._answer.whole()))
+        body = await self._written(self._whole)
         response = Response(body, headers=self._own_headers, media_type="application/json")
         await response(scope, receive, send)
 
@@ -74,11 +74,17 @@ class GenerationResponse(Response):
         await _send_body(send, sse.DONE)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _written(self, write: Callable[[], bytes]) -> bytes:
+    def _whole(self) -> bytes:
+        return sse.encode(self._answer.whole())
+
+    def _frames(self, event: Event) -> bytes:
+        return b"".join(map(sse.frame, self._answer.chunks(event)))
+
+    async def _written(self, write: Callable[..., bytes], *events: Event) -> bytes:
         """Write JSON; off the event loop where log-probabilities make it long, or every stream would wait."""
         if self._generation.num_top_logprobs is None:
-            return write()
-        return await asyncio.to_thread(write)
+            return write(*events)
+        return await asyncio.to_thread(write, *events)
 
     async def _peek(self, events: EventReader) -> Event | None:
         """Wait for something to show, a while: until then a failure can still have a status."""
@@ -94,10 +100,7 @@ class GenerationResponse(Response):
         clock = asyncio.get_running_loop().time
         sent_at = clock()
         while True:
-            body = b""
-            if event is not None:
-                shown = event
-                body = await self._written(lambda: b"".join(map(sse.frame, self._answer.chunks(shown))))  # noqa: B023
+            body = await self._written(self._frames, event) if event is not None else b""
             # Rounds may go on and show nothing for long: a call comes when it is whole.
             if not body and (event is None or clock() - sent_at >= self._limits.keepalive_s):
                 body = sse.KEEPALIVE

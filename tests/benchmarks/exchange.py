@@ -44,8 +44,7 @@ class InstantDrafter:
     def draft(self, window_id: str, block: Any, anchors: Any, width: int) -> Any:
         import mlx.core as mx
 
-        from dflash_core.drafter import Ready
-        from dflash_core.protocols import Drafts
+        from dflash_core.protocols import Drafts, Ready
 
         mx.eval(block.x)
         return Ready(Drafts(mx.zeros((len(block.row_ids), width - 1), dtype=mx.int32), True))

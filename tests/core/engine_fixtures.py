@@ -22,11 +22,11 @@ from dflash_core.checkpoints import (
     read_drafter_spec,
     read_target_spec,
 )
-from dflash_core.drafter import LocalDrafter, Ready
+from dflash_core.drafter import LocalDrafter
 from dflash_core.events import RoundReport, RowProgress
 from dflash_core.loading import LoadedLane, drafter_shape, load_lane
 from dflash_core.models.drafter import DrafterNetwork, FeatureProjection
-from dflash_core.protocols import Drafter, Drafts, FeatureBlock
+from dflash_core.protocols import Drafter, Drafts, FeatureBlock, Ready
 from dflash_core.request import RowId, RowRequest, Sampling, WindowId
 from dflash_core.row import cut
 from dflash_core.row_cache import CacheShape, RowCaches

@@ -10,9 +10,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash_core.drafter import Ready
 from dflash_core.events import RoundReport
-from dflash_core.protocols import Drafter, Drafts, FeatureBlock
+from dflash_core.protocols import Drafter, Drafts, FeatureBlock, Ready
 from dflash_core.request import RowId, WindowId
 from dflash_core.round import play_round
 from dflash_core.window import Window

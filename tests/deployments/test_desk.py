@@ -134,7 +134,9 @@ async def test_times_to_the_first_token_and_between_outputs_are_observed() -> No
 
 
 async def test_a_first_token_without_a_round_is_no_round_in_the_usage() -> None:
-    window = BurstWindow(WindowId("w"), LocalStage(), lambda played: None, lambda window, ending: None)
+    window = BurstWindow(
+        WindowId("w"), LocalStage(), lambda opened: None, lambda played: None, lambda window, ending: None
+    )
     tickets = [
         Ticket(request(i), TextStream(TOKENIZER, ()), frozenset(), 0.0, Statistics("demo", "0"))
         for i in range(2)
