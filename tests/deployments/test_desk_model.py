@@ -20,6 +20,7 @@ from deployments.messages import Answer, Opening
 from deployments.ticket import MAX_FRUITLESS_MOVES
 from dflash_core.errors import DFlashError, QueueFull, RowFailed
 from tests.deployments.test_desk import LocalStage, desk, expected, request
+from tests.deployments.virtual_time import VirtualTimeLoop
 
 MAX_ROWS, MAX_QUEUE = 3, 2
 
@@ -68,7 +69,7 @@ class DeskMachine(RuleBasedStateMachine):
         super().__init__()
         self.patch = patch("deployments.desk.FIRST_PAUSE_S", 0.001)
         self.patch.start()
-        self.loop = asyncio.new_event_loop()
+        self.loop = VirtualTimeLoop()  # by the machine's clock, one sequence would not play the same twice
         self.stage = LossyStage()
         self.desk = desk(self.stage, max_rows=MAX_ROWS, max_queue=MAX_QUEUE)
         self.clients: list[Client] = []
@@ -151,5 +152,5 @@ class DeskMachine(RuleBasedStateMachine):
             assert not client.tokens
 
 
-DeskMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+DeskMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
 TestDesk = DeskMachine.TestCase
