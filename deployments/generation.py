@@ -43,6 +43,7 @@ class Generation:
     num_choices: int = 1  # answers, each a row with a seed of its own
     num_top_logprobs: int | None = None  # likeliest tokens to tell beside each; None: no log-probabilities
     echo: str | None = None  # the prompt's text, if the answer is to begin with it
+    num_continued: int = 0  # of the last prompt_ids: an answer begun elsewhere, which goes on here
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from deployments.lanes import NEWEST, Standing
 from deployments.messages import Admit, Answer, Closed, LastCall, Letter, Played, Retire, Traffic
 from dflash_core.errors import DFlashError
 from dflash_core.events import RoundReport, RowProgress
@@ -69,6 +70,9 @@ class Lane:
         self._max_windows = max_windows
         self._take_traffic = take_traffic
         self._windows: dict[WindowId, _Open] = {}
+        self._round_s = 0.0
+        # For other threads to read: never changed, only replaced.
+        self.standing = Standing("", max_rows=max_rows)
 
     @property
     def num_windows(self) -> int:
@@ -94,6 +98,7 @@ class Lane:
             return False
         self._windows[window_id] = _Open(self._open_window(window_id), post)
         self.apply(window_id, letters)
+        self._note()
         return True
 
     def apply(self, window_id: WindowId, letters: Iterable[Letter]) -> None:
@@ -116,6 +121,7 @@ class Lane:
         entry = self._windows.pop(window_id, None)
         if entry is not None:
             entry.window.close()
+            self._note()
 
     def end(self, window_id: WindowId, reason: Closed) -> None:
         """End a window and say so."""
@@ -131,6 +137,7 @@ class Lane:
                 self._play(window_id, entry)
             if entry.is_last_call and not entry.window.has_work:
                 self.end(window_id, Closed())
+        self._note()
         return any(entry.window.has_work for entry in self._windows.values())
 
     def _admit(self, window_id: WindowId, entry: _Open, request: RowRequest) -> None:
@@ -150,4 +157,10 @@ class Lane:
             detail = f"{type(error).__name__}: {error}"
             self.end(window_id, Closed("failed", detail))
             return
+        if report.live_rows > 0:
+            newest = sum(report.seconds.values())
+            self._round_s += (newest - self._round_s) * (NEWEST if self._round_s else 1.0)
         entry.post(Played(report, entry.acknowledged, self._take_traffic()))
+
+    def _note(self) -> None:
+        self.standing = Standing("", self.num_rows, self.max_rows, self._round_s)

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from google.protobuf.message import Message
 from pydantic_core import from_json
 
+from deployments.generation import Generation
 from deployments.openai.parse import parse_document
 from deployments.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
@@ -42,6 +44,7 @@ _PATHS: Mapping[str, str] = {
     "min_tokens": "spec.stopping.min_tokens",
     "logprobs": "spec.logprobs.top",
     "top_logprobs": "spec.logprobs.top",
+    "echo": "spec.logprobs.prompt",
     **{name: f"spec.sampling.{name}" for name in (*_SAMPLING, "logit_bias")},
 }
 
@@ -61,6 +64,23 @@ def parse(spec: pb.GenerationSpec) -> GenerationRequest:
     except InvalidRequest as error:
         raise in_our_words(error, spec) from None
     return request
+
+
+def continued(generation: Generation, spec: pb.GenerationSpec) -> Generation:
+    """The same generation as the rest of an answer that was begun elsewhere; raises ``InvalidRequest``."""
+    count = spec.continued
+    if not count:
+        return generation
+    if spec.WhichOneof("prompt") != "token_ids" or count >= len(generation.prompt_ids):
+        raise InvalidRequest(
+            f"'spec.continued' is {count}: it counts some of 'spec.token_ids.ids', but not all.",
+            param="spec.continued",
+            code="invalid_value",
+        )
+    sampling = generation.sampling
+    if sampling.min_tokens:
+        sampling = replace(sampling, min_tokens=sampling.min_tokens + count)
+    return replace(generation, num_continued=count, sampling=sampling)
 
 
 def in_our_words(error: InvalidRequest, spec: pb.GenerationSpec) -> InvalidRequest:
@@ -90,6 +110,8 @@ def _document(spec: pb.GenerationSpec) -> Document:
     if spec.HasField("logprobs"):
         top = spec.logprobs.top
         document |= {"logprobs": True, "top_logprobs": top} if kind == "chat" else {"logprobs": top}
+        if spec.logprobs.prompt:
+            document["echo"] = True
     match kind:
         case "chat":
             document |= _conversation(spec.chat)
