@@ -76,7 +76,7 @@ class DraftedLane(SimulatedLane):
         self.exchange_s: list[float] = []
 
     def _await_round(self, now: float) -> None:
-        asyncio.ensure_future(self._round())
+        self._task = asyncio.ensure_future(self._round())
 
     async def _round(self) -> None:
         rows = sum(window.num_rows for window, _ in self._windows.values())
