@@ -44,7 +44,6 @@ _PATHS: Mapping[str, str] = {
     "min_tokens": "spec.stopping.min_tokens",
     "logprobs": "spec.logprobs.top",
     "top_logprobs": "spec.logprobs.top",
-    "echo": "spec.logprobs.prompt",
     **{name: f"spec.sampling.{name}" for name in (*_SAMPLING, "logit_bias")},
 }
 
@@ -110,8 +109,13 @@ def _document(spec: pb.GenerationSpec) -> Document:
     if spec.HasField("logprobs"):
         top = spec.logprobs.top
         document |= {"logprobs": True, "top_logprobs": top} if kind == "chat" else {"logprobs": top}
-        if spec.logprobs.prompt:
-            document["echo"] = True
+        if spec.logprobs.prompt and kind == "chat":
+            raise InvalidRequest(
+                "'spec.logprobs.prompt' is not for a conversation: ask for 'spec.text' or 'spec.token_ids'.",
+                param="spec.logprobs.prompt",
+                code="invalid_value",
+            )
+        document |= {"echo": True} if spec.logprobs.prompt else {}
     match kind:
         case "chat":
             document |= _conversation(spec.chat)
