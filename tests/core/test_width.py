@@ -1,5 +1,7 @@
 """Widths from measured costs and running acceptance."""
 
+from dataclasses import replace
+
 import pytest
 
 from dflash_core.acceptance import Acceptance
@@ -55,6 +57,22 @@ def test_classic_rounds_are_interrupted_by_trials_inside_the_budget() -> None:
     trials = [w for w in chosen if w > 1]
     assert trials, "drafts are never tried again"
     assert sum(w - 1 for w in trials) <= 0.03 * chosen.count(1) + max(trials)
+
+
+def test_a_trial_is_charged_what_it_took_and_not_what_it_was_thought_to_take() -> None:
+    acceptance = Acceptance(16)
+    for _ in range(30):
+        acceptance.observe(report(16, 0))
+    width = AutoWidth(LINEAR, acceptance, trial_budget=0.03)
+    spent = {"classic": 0.0, "trial": 0.0}
+    for _ in range(2000):
+        chosen = width.choose([RowId("a")], 16)
+        # Twice as slow as measured, and a wide round waits ninety seconds for the drafter to catch up.
+        taken = 2.0 * chosen + (90.0 if chosen > 1 else 0.0)
+        spent["classic" if chosen == 1 else "trial"] += taken - (0.0 if chosen == 1 else 2.0)
+        width.observe(replace(report(chosen, 0), seconds={"draft": 0.5 * taken, "verify": 0.5 * taken}))
+    assert spent["trial"] > 0
+    assert spent["trial"] <= 0.03 * spent["classic"] + 92.0
 
 
 def test_a_round_says_nothing_about_places_behind_its_block() -> None:
