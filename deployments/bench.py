@@ -96,7 +96,10 @@ def run(
     costs = None
     if options.width is None:
         costs = measure_costs(lane.target, lane.drafter, max_rows=options.rows, budget_s=120.0)
-        log("measured ms per round: " + ", ".join(f"{k} {1e3 * v:.1f}" for k, v in costs.as_json().items()))
+        log(
+            "measured ms per round: "
+            + ", ".join(f"{k} {1e3 * v:.1f}" for k, v in costs.as_json()["rounds"].items())
+        )
     results = {arm: ArmResult(arm) for arm in options.arms}
     # As in a server, what earlier windows showed of the drafter is known to the next.
     acceptances = {arm: Acceptance(lane.drafter.block_size) for arm in options.arms}

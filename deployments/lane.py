@@ -67,8 +67,10 @@ class Lane:
         take_traffic: Callable[[], Traffic | None] = lambda: None,
         *,
         max_rows: int | None = None,
+        favours_two: bool = False,
     ):
         self.max_rows = max_rows  # of a window, where it is less than the settings say
+        self.favours_two = favours_two  # windows that alternate, over one of all rows
         self._open_window = open_window
         self._max_windows = max_windows
         self._take_traffic = take_traffic

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dflash_core.acceptance import Acceptance
-from dflash_core.costs import RoundCosts, measure
+from dflash_core.costs import RoundCosts, measure, measure_pair
 from dflash_core.events import FinishReason, RoundReport, RowProgress
 from dflash_core.request import RowId, WindowId
 from dflash_core.width import WIDTHS, AutoWidth, FixedWidth
@@ -108,10 +108,39 @@ def test_costs_between_measured_pairs_lie_near_their_neighbours() -> None:
     assert 2.0 < costs.seconds(4, 8) < 4.0
 
 
+def test_a_shape_that_was_disturbed_while_it_was_timed_costs_at_most_what_a_wider_one_does() -> None:
+    costs = RoundCosts({(1, 1): 1.0, (1, 4): 9.0, (1, 8): 3.0, (2, 4): 2.0})
+    assert [costs.seconds(1, width) for width in (1, 4, 8)] == [1.0, 3.0, 3.0]
+
+
+def test_two_windows_are_favoured_where_they_clearly_take_less_time_than_one() -> None:
+    table = {(16, 16): 1.0}
+    assert RoundCosts(table, {(16, 16): 0.9}).favours_two_windows
+    assert not RoundCosts(table, {(16, 16): 0.99}).favours_two_windows
+    assert not RoundCosts(table).favours_two_windows
+
+
+def test_widths_are_timed_in_turn_and_two_windows_after_a_round_that_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played: list[int] = []
+    measure(lambda _slots, width: lambda: played.append(width), [1], [1, 4], budget_s=60.0, repeat=3)
+    assert played == [4, 1] + [4, 1] * 3
+    seconds = iter([30.0, 0.02, 0.01, 0.03])
+    clock = [0.0]
+
+    def play_both() -> None:
+        clock[0] += next(seconds)
+
+    monkeypatch.setattr("dflash_core.costs.time.perf_counter", lambda: clock[0])
+    assert measure_pair(play_both, repeat=3) == pytest.approx(0.01)
+
+
 def test_costs_survive_their_json() -> None:
-    assert RoundCosts.from_json(FLAT.as_json()) == FLAT
+    costs = RoundCosts(FLAT.table, {(16, 8): 0.5})
+    assert RoundCosts.from_json(costs.as_json()) == costs
     with pytest.raises(ValueError, match="empty"):
-        RoundCosts.from_json({})
+        RoundCosts.from_json({"rounds": {}, "paired": {}})
 
 
 def test_measuring_stops_at_its_budget_and_keeps_what_it_has() -> None:
