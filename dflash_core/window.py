@@ -7,13 +7,15 @@ Everything here runs on the MLX thread.
 
 import time
 from collections import deque
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 import numpy as np
 
+from dflash_core.constraint import compile_constraint, constrain
 from dflash_core.context import CONTEXT_POLICIES
-from dflash_core.errors import ContextLengthExceeded, InvalidRequest, RowFailed
+from dflash_core.errors import ContextLengthExceeded, DFlashError, InvalidRequest, RowFailed
 from dflash_core.events import RoundReport, RowProgress
 from dflash_core.prefill import PrefillBatch, Prefilled
 from dflash_core.processors import check_wishes
@@ -27,6 +29,8 @@ from dflash_core.shapes import AnyShape, ShapePolicy
 from dflash_core.target import BlockInput, Outcome, Target
 from dflash_core.waiting import WaitingFeatures
 from dflash_core.width import WidthPolicy
+
+GRAMMAR_WAIT_S = 0.01  # short: other windows may play on the same thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,8 @@ class Window:
         if min(request.tokens) < 0 or max(request.tokens) >= self.target.vocab_size:
             raise InvalidRequest(f"token ids must lie in 0..{self.target.vocab_size - 1}", param="prompt")
         check_wishes(request, self.target.vocab_size)
-        self._queue.append(Row(request))
+        compiling = compile_constraint(request, self.target.grammars, self.target.vocab_size)
+        self._queue.append(Row(request, compiling))
 
     def retire(self, row_id: RowId) -> None:
         """Remove a row, wherever it is, before the next round begins. Unknown ids are ignored."""
@@ -210,6 +215,10 @@ class Window:
             features=FeatureBlock(row_ids, self._context_lengths - counts, counts, x),
         )
 
+    def constrain(self, block: BlockInput, drafts: Drafts) -> BlockInput:
+        """The block with what its rows' grammars allow; without such rows the block as it is."""
+        return constrain(self.rows, block, drafts.ids, self.target.vocab_size)
+
     def settle(self, drafts: Drafts, outcome: Outcome, features: mx.array) -> tuple[RowProgress, ...]:
         """Commit a round on the host: lengths, waiting features, tokens per row, rows that end."""
         if drafts.has_taken:
@@ -231,6 +240,9 @@ class Window:
         if not outcome.is_finite[slot]:
             self._vacate(slot, scrub=True)
             return _failed(row, drafted)
+        if row.failure is not None:
+            self._vacate(slot, scrub=False)
+            return _failed(row, drafted, row.failure)
         accepted = int(outcome.accepted[slot])
         tokens, reason = row.commit(tuple(outcome.chosen[slot, : accepted + 1].tolist()))
         if reason is not None:
@@ -249,6 +261,8 @@ class Window:
         """
         self._start_waiting()
         if not self._prefill.num_rows:
+            if self.num_live == 0:
+                self._wait_for_grammar()
             return 0, ()
         num_tokens, finished = self._prefill.step()
         return num_tokens, tuple(self._begin(done) for done in finished)
@@ -260,6 +274,10 @@ class Window:
             self._prefill.release(done.slot, scrub=True)
             self.drafter.drop(self.window_id, (row.row_id,))
             return _failed(row, 0)
+        if row.failure is not None:
+            self._prefill.release(done.slot, scrub=False)
+            self.drafter.drop(self.window_id, (row.row_id,))
+            return _failed(row, 0, row.failure)
         tokens, reason = row.commit((done.token,))
         if reason is None:
             self._join(done)
@@ -270,10 +288,20 @@ class Window:
         return replace(first, logprobs=done.logprobs, prompt_logprobs=done.prompt_logprobs)
 
     def _start_waiting(self) -> None:
+        """In order, but for rows whose grammar is still compiled."""
         while self._queue and self._prefill.num_rows < self._prefill.max_rows:
             if self.num_live + self._prefill.num_rows >= self.policy.max_rows:
                 return
-            self._prefill.add(self._queue.popleft())
+            row = next((row for row in self._queue if row.is_ready), None)
+            if row is None:
+                return
+            self._queue.remove(row)
+            self._prefill.add(row)
+
+    def _wait_for_grammar(self) -> None:
+        """With nothing else to play, a moment's rest instead of an empty step."""
+        compiling = [row.compiling for row in self._queue if row.compiling is not None]
+        wait(compiling, GRAMMAR_WAIT_S, FIRST_COMPLETED)
 
     def _join(self, done: Prefilled) -> None:
         self._fit_slots(1)
@@ -329,9 +357,11 @@ class Window:
         )
 
 
-def _failed(row: Row, drafted: int) -> RowProgress:
-    message = "the model produced a non-finite value"
-    return RowProgress(row.row_id, (), drafted, 0, 0, "error", message, RowFailed.kind)
+_NOT_FINITE = RowFailed("the model produced a non-finite value")
+
+
+def _failed(row: Row, drafted: int, failure: DFlashError = _NOT_FINITE) -> RowProgress:
+    return RowProgress(row.row_id, (), drafted, 0, 0, "error", str(failure), failure.kind)
 
 
 def _merge(first: tuple[RowProgress, ...], played: tuple[RowProgress, ...]) -> tuple[RowProgress, ...]:
