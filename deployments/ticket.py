@@ -54,6 +54,7 @@ class Ticket:
             prompt_length=len(generation.prompt_ids) - generation.num_continued,
             num_top_logprobs=generation.num_top_logprobs,
             wants_prompt_logprobs=generation.wants_prompt_logprobs and not self.has_prompt_logprobs,
+            grammar=generation.grammar,
         )
 
     def usage(self) -> Usage:
