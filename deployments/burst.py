@@ -123,7 +123,10 @@ class BurstWindow:
                         case Closed() | Refused():
                             ending = answer
         except Exception as error:  # the replica died, or Serve could not reach it
-            logger.warning("window %s broke off: %s: %s", self.window_id, type(error).__name__, error)
+            told = {"window": self.window_id}
+            logger.warning(
+                "window %s broke off: %s: %s", self.window_id, type(error).__name__, error, extra=told
+            )
         finally:
             self.is_joinable = False
             self._stage.forget(self.window_id)
@@ -150,4 +153,4 @@ class BurstWindow:
         for number in [n for n in self._unacknowledged if n <= last]:
             ticket = self._unacknowledged.pop(number)
             if not ticket.is_over:
-                ticket.events.put_nowait(Started(self.window_id, self.lane))
+                ticket.events.put_nowait(Started(self.window_id, self.lane, ticket.waited_s))

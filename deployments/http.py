@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from deployments import telemetry
 from deployments.generation import Backend, ModelCard
+from deployments.observing.watch import Watch
 from deployments.openai.answer import CHAT, COMPLETION, Answer, Dialect
 from deployments.openai.docs import FAILURES, document_bodies
 from deployments.openai.errors import BodyTimeout, MethodNotAllowed, RouteNotFound
@@ -46,6 +47,7 @@ def create_app(
     api_keys: tuple[str, ...] = (),
     open_paths: tuple[str, ...] = OPEN_PATHS,
     returns_request_id: bool = True,
+    watch: Watch | None = None,
 ) -> FastAPI:
     """Build the application over a backend. Without ``api_keys`` everybody may come in.
 
@@ -64,7 +66,7 @@ def create_app(
     app.add_middleware(BodyLimit, max_bytes=limits.max_body_bytes)
     if api_keys:
         app.add_middleware(BearerAuth, api_keys=api_keys, open_paths=open_paths)
-    app.add_middleware(RequestContext, returns_id=returns_request_id)
+    app.add_middleware(RequestContext, returns_id=returns_request_id, watch=watch)
     return app
 
 

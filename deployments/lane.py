@@ -146,7 +146,7 @@ class Lane:
         try:
             report = entry.window.step()
         except Exception as error:  # the window is of no use any more; its rows open elsewhere
-            logger.exception("window %s failed", window_id)
+            logger.exception("window %s failed", window_id, extra={"window": window_id})
             detail = f"{type(error).__name__}: {error}"
             self.end(window_id, Closed("failed", detail))
             return

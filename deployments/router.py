@@ -21,6 +21,8 @@ from deployments.generation import Event, Generation, ModelCard
 from deployments.inbox import RemoteInbox
 from deployments.keys import keys_of
 from deployments.messages import Answer, Closed, Letter, Opening, Refused
+from deployments.observing.exporting import tracer_to
+from deployments.observing.watch import Watch
 from deployments.openai.limits import Limits
 from deployments.settings import Settings
 from deployments.telemetry import Snapshot, Statistics
@@ -102,6 +104,7 @@ class RouterReplica:
         self._target = target
         self._parts = engine.open_router(settings)
         self._statistics = Statistics(settings.served_model_names[0], _engine_name())
+        self._watch = Watch(tracer_to(settings.trace_endpoint, _engine_name()), settings.trace_round_every)
         self._knows_probe = False  # the target's findings do not change while it lives
         self._desk = Desk(
             ServeStage(target),
@@ -120,7 +123,9 @@ class RouterReplica:
 
         # Serve's proxy returns the request id.
         keys = keys_of(self._settings)
-        return create_app(self, limits=self.limits, api_keys=keys, returns_request_id=False)
+        return create_app(
+            self, limits=self.limits, api_keys=keys, returns_request_id=False, watch=self._watch
+        )
 
     @property
     def limits(self) -> Limits:
@@ -140,7 +145,7 @@ class RouterReplica:
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Event, None]:
         """Play a request."""
-        async with aclosing(self._desk.play(generation)) as events:
+        async with aclosing(self._watch.played(generation, self._desk.play(generation))) as events:
             async for event in events:
                 yield event
 
