@@ -36,7 +36,7 @@ def serving(log: Path, url: str | None) -> Iterator[Server]:
         yield Server(url.rstrip("/"), "demo", target)
         return
     port, grpc_port = _free_port(), _free_port()
-    command = [sys.executable, "-m", "deployments.cli", "up"]
+    command = [str(Path(sys.executable).parent / "dflash-serve"), "up"]
     command += ["--http-port", str(port), "--grpc-port", str(grpc_port)]
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
@@ -45,7 +45,12 @@ def serving(log: Path, url: str | None) -> Iterator[Server]:
         _wait(server.url, process, log)
         yield server
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        _stop(process)
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        process.terminate()
         try:
             process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -107,7 +107,7 @@ def test_thoughts_words_and_calls_are_items_in_their_order(
     if is_stream:
         with client.responses.stream(model="stub-model", input="Hi", tools=[TOOL]) as stream:
             events = list(stream)
-            answer = stream.get_final_response()
+            answer: Any = stream.get_final_response()
         arguments = [e for e in events if e.type == "response.function_call_arguments.done"]
         assert [json.loads(event.arguments) for event in arguments] == [{"city": "Zürich"}] * 2
         assert [event.output_index for event in arguments] == [2, 3]
@@ -190,7 +190,8 @@ def test_what_cannot_be_kept_is_refused_in_the_requests_own_words(
 
 def test_nothing_is_stored_and_that_is_said(client: openai.OpenAI, backend: StubBackend):
     raw = client.responses.with_raw_response.create(model="stub-model", input="Hi", store=True)
-    assert raw.parse().model_extra["store"] is False
+    answer: Any = raw.parse()
+    assert answer.model_extra["store"] is False
     assert raw.headers["x-dflash-ignored"] == "store"
     with pytest.raises(openai.NotFoundError, match="stores no responses"):
         client.responses.retrieve("resp_1")
