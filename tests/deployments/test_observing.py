@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,6 +20,7 @@ from deployments.generation import Ended, Event, Generation, Started, TextTokens
 from deployments.http import create_app
 from deployments.keys import KeyRing
 from deployments.observing import exporting, spans
+from deployments.observing.following import Follower, shown
 from deployments.observing.lines import Line, write_logs
 from deployments.observing.watch import Watch
 from deployments.openai.limits import Limits
@@ -340,7 +342,7 @@ def test_text_lines_say_what_their_message_does_not():
     assert (told["window"], told["replica"], told["level"]) == ("w9", "replica-1", "WARNING")
 
 
-def test_logs_go_to_a_file_of_the_replica(tmp_path, monkeypatch: pytest.MonkeyPatch):
+def test_logs_go_to_a_file_of_the_replica(tmp_path: Path):
     loggers = [logging.getLogger(name) for name in ("dflash", "deployments")]
     before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
     try:
@@ -385,3 +387,27 @@ def test_a_trace_endpoint_without_its_packages_says_what_to_install(monkeypatch:
     )
     with pytest.raises(exporting.NoSdk, match="extra 'trace'"):
         exporting.tracer_to("http://127.0.0.1:4318", "r")
+
+
+def test_followed_logs_are_shown_line_by_line_over_a_rotation(tmp_path: Path):
+    output = io.StringIO()
+    follower = Follower(tmp_path, output)
+    log = tmp_path / "router-1.log"
+    log.write_text("one\ntw")
+    follower.show()
+    assert output.getvalue() == "one\n"
+    with log.open("a") as file:
+        file.write("o\nthree\n")
+    log.rename(tmp_path / "router-1.log.1")
+    log.write_text("four\n")
+    follower.show()
+    assert output.getvalue() == "one\ntwo\nthree\nfour\n"
+    follower.close()
+
+
+def test_a_folder_of_shown_logs_is_emptied_before_it_goes():
+    output = io.StringIO()
+    with shown(output) as folder:
+        (folder / "target-1.log").write_text("last words\n")
+    assert output.getvalue() == "last words\n"
+    assert not folder.exists()
