@@ -21,7 +21,7 @@ from deployments.generation import Event, Generation, ModelCard
 from deployments.inbox import RemoteInbox
 from deployments.keys import keys_of
 from deployments.messages import Answer, Closed, Letter, Opening, Refused
-from deployments.observing.exporting import tracer_to
+from deployments.observing.exporting import exporting_to
 from deployments.observing.watch import Watch
 from deployments.openai.limits import Limits
 from deployments.settings import Settings
@@ -104,7 +104,8 @@ class RouterReplica:
         self._target = target
         self._parts = engine.open_router(settings)
         self._statistics = Statistics(settings.served_model_names[0], _engine_name())
-        self._watch = Watch(tracer_to(settings.trace_endpoint, _engine_name()), settings.trace_round_every)
+        self._exporting = exporting_to(settings.trace_endpoint, _engine_name())
+        self._watch = Watch(self._exporting.tracer, settings.trace_round_every)
         self._knows_probe = False  # the target's findings do not change while it lives
         self._desk = Desk(
             ServeStage(target),
@@ -188,6 +189,7 @@ class RouterReplica:
         """Serve has drained the replica: close what is open."""
         if hasattr(self, "_desk"):
             self._desk.close()
+            self._exporting.stop()
 
     def _new_text(self, generation: Generation) -> TextStream:
         least = generation.sampling.min_tokens

@@ -1,22 +1,35 @@
 """Sends spans to a collector: OpenTelemetry's SDK and its exporter, from the extra ``trace``."""
 
-from opentelemetry.trace import Tracer
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from opentelemetry.trace import Tracer, get_tracer
 
 from deployments import __version__
+
+_NAME = "dflash"
 
 
 class NoSdk(RuntimeError):
     """A trace endpoint is set and the packages that would serve it are not there."""
 
 
-def tracer_to(endpoint: str | None, replica: str) -> Tracer | None:
-    """Return a tracer whose spans go to ``endpoint`` by OTLP over HTTP; None for None.
+@dataclass(frozen=True, slots=True)
+class Exporting:
+    """Makes spans; ``stop`` sends those that still wait, and takes no more."""
+
+    tracer: Tracer
+    stop: Callable[[], None]
+
+
+def exporting_to(endpoint: str | None, replica: str) -> Exporting:
+    """Let spans go to ``endpoint`` by OTLP over HTTP; for None they go nowhere.
 
     The provider is our own, not the process's: Ray has one for its tracing. Headers, sampling and batches are
     the SDK's ``OTEL_`` variables.
     """
     if endpoint is None:
-        return None
+        return Exporting(get_tracer(_NAME, __version__), lambda: None)
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -30,7 +43,7 @@ def tracer_to(endpoint: str | None, replica: str) -> Tracer | None:
     # What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say wins.
     provider = TracerProvider(resource=Resource.create(facts).merge(OTELResourceDetector().detect()))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=_traces_of(endpoint))))
-    return provider.get_tracer("dflash", __version__)
+    return Exporting(provider.get_tracer(_NAME, __version__), provider.shutdown)
 
 
 def _traces_of(endpoint: str) -> str:

@@ -39,7 +39,7 @@ def write(outcomes: "Iterable[Outcome]") -> str:
         if outcome.missing is not None:
             lines.append(f"| {outcome.name} | not run | not installed: {_cell(outcome.missing)} |")
             continue
-        passed = [check.name for check in outcome.checks if check.is_good]
+        passed = [f"{c.name} ({c.detail})" if c.detail else c.name for c in outcome.checks if c.is_good]
         failed = [f"{check.name}: {check.detail}" for check in outcome.checks if not check.is_good]
         lines.append(f"| {outcome.name} | {_cell('; '.join(passed))} | {_cell('; '.join(failed)) or '–'} |")
     return "\n".join(lines)

@@ -381,12 +381,12 @@ def test_an_exception_that_may_quote_is_written_without_its_words():
 
 
 def test_a_trace_endpoint_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    assert exporting.tracer_to(Settings().trace_endpoint, "r") is None
+    assert not exporting.exporting_to(Settings().trace_endpoint, "r").tracer.start_span("x").is_recording()
     monkeypatch.setitem(
         __import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None
     )
     with pytest.raises(exporting.NoSdk, match="extra 'trace'"):
-        exporting.tracer_to("http://127.0.0.1:4318", "r")
+        exporting.exporting_to("http://127.0.0.1:4318", "r")
 
 
 def test_followed_logs_are_shown_line_by_line_over_a_rotation(tmp_path: Path):
