@@ -46,7 +46,8 @@ class Line(logging.Formatter):
             head = {"time": moment, "level": record.levelname, "logger": record.name, "message": message}
             more = {"trace": trace} if trace else {}
             return json.dumps(head | facts | more, default=str, ensure_ascii=False)
-        words = [f"{name}={value}" for name, value in facts.items() if str(value) not in message]
+        said = getattr(record, "said", {name for name in _CARRIED if str(facts.get(name)) in message})
+        words = [f"{name}={value}" for name, value in facts.items() if name not in said]
         line = " ".join([moment, record.levelname, record.name, message, *words])
         return f"{line}\n{trace}" if trace else line
 

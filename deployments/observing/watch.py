@@ -17,6 +17,7 @@ access = logging.getLogger("dflash.access")
 # Probes come every second, and their answers are no news.
 QUIET = frozenset({"/health", "/metrics", "grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch"})
 _MAX_SHOWN = 200  # characters of a path
+_SAID = frozenset({"method", "path", "status", "seconds"})  # of the facts, those that are the line's words
 CLIENT_LEFT = "499"  # as nginx has it: the client went away before its answer began
 
 
@@ -43,7 +44,8 @@ class Watch:
             return
         facts = _facts(account, status)
         line = f"{account.method} {facts['path']} {status} {account.age_s * 1e3:.1f}ms"
-        access.log(level, "%s", line, extra={"facts": facts, "request_id": account.request_id})
+        extra = {"facts": facts, "said": _SAID, "request_id": account.request_id}
+        access.log(level, "%s", line, extra=extra)
 
     async def played(
         self, generation: Generation, events: AsyncGenerator[Event, None]

@@ -140,6 +140,10 @@ async def test_each_request_has_one_line_with_its_figures(backend: Watched, reco
         assert (line["window"], line["lane"], line["replica"]) == ("w1", "lane-1", "replica-1")
         assert line["prompt_tokens"] > 0
         assert line["seconds"] >= line["ttft_s"] >= 0
+    access = next(record for record in records if record.name == "dflash.access")
+    text = Line("text", "replica-1").format(access)
+    assert text.count(" rounds=4 drafted=60 accepted=8") == text.count(" request_id=req-1 ") == 1
+    assert " status=" not in text
 
 
 async def test_what_fails_has_a_line_with_its_status_and_kind(records: list[logging.LogRecord]):
