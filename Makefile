@@ -122,7 +122,7 @@ manifests: $(VENV)/.dev
 # Known vulnerabilities of the locked versions. Asks the network, so it is no part of check.
 audit: $(VENV)/.run
 	@mkdir -p build
-	$(UV) export --quiet --frozen --no-annotate --no-emit-project --extra smg $(EXPORT_BACKEND) -o build/requirements-audit.txt
+	$(UV) export --quiet --frozen --no-annotate --no-emit-project --extra smg --extra trace $(EXPORT_BACKEND) -o build/requirements-audit.txt
 	$(UV) tool run pip-audit@2.10.1 --requirement build/requirements-audit.txt --disable-pip --require-hashes
 
 fix: $(VENV)/.dev
