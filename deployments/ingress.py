@@ -41,7 +41,7 @@ _OURS, _FOREIGN, _HEALTH = "dflash.v1.DFlashService", "mlx.grpc.engine.MlxEngine
 class Ingress(RouterReplica):
     """Names each RPC as Serve looks for it, and passes it on."""
 
-    def __init__(self, settings: Settings, engine: Engine, target: DeploymentHandle):
+    def __init__(self, settings: Settings, engine: Engine, target: DeploymentHandle | None):
         write_logs(settings.log_format, settings.log_dir, "router")
         super().__init__(settings, engine, target)
         self._calls = Calls(self._watch)
