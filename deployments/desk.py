@@ -212,7 +212,8 @@ class Desk:
         if not ticket.was_admitted:
             ticket.was_admitted = True
             prompt_tokens = len(ticket.generation.prompt_ids)
-            self._statistics.observe_admitted(prompt_tokens, time.monotonic() - ticket.arrived)
+            ticket.waited_s = time.monotonic() - ticket.arrived
+            self._statistics.observe_admitted(prompt_tokens, ticket.waited_s)
         return ticket
 
     def _new_window(self, lane: LaneView) -> BurstWindow:

@@ -120,12 +120,13 @@ class LocalEngine:
 
         take_traffic = exchange.transport.take_traffic if exchange is not None else lambda: None
         chosen = "fixed" if costs is None else "auto, up to"
+        favours_two = costs is not None and costs.favours_two_windows
         lane = Lane(
             open_window,
-            settings.max_windows,
+            settings.max_windows * (2 if favours_two else 1),  # of half the rows each
             take_traffic,
             max_rows=exactness.max_rows,
-            favours_two=costs is not None and costs.favours_two_windows,
+            favours_two=favours_two,
         )
         facts = {
             "device": backend(),

@@ -90,6 +90,7 @@ class Started:
 
     window: str
     lane: str
+    waited_s: float = 0.0  # from its arrival to its first place
 
 
 @dataclass(frozen=True, slots=True)

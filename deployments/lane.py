@@ -77,8 +77,7 @@ class Lane:
         self._take_traffic = take_traffic
         self._windows: dict[WindowId, _Open] = {}
         self._round_s = 0.0
-        # For other threads to read: never changed, only replaced.
-        self.standing = Standing("", max_rows=max_rows)
+        self._note()
 
     @property
     def num_windows(self) -> int:
@@ -169,11 +168,14 @@ class Lane:
             if entry.window.has_work and self._have_others_work(window_id):
                 entry.window.begin()
         except Exception as error:  # the window is of no use any more; its rows open elsewhere
-            logger.exception("window %s failed", window_id)
+            logger.exception("window %s failed", window_id, extra={"window": window_id})
             self.end(window_id, Closed("failed", f"{type(error).__name__}: {error}"))
 
     def _have_others_work(self, window_id: WindowId) -> bool:
         return any(other != window_id and entry.window.has_work for other, entry in self._windows.items())
 
     def _note(self) -> None:
-        self.standing = Standing("", self.num_rows, self.max_rows, self._round_s)
+        """The standing is for other threads to read: never changed, only replaced."""
+        self.standing = Standing(
+            "", self.num_rows, self.max_rows, self._round_s, favours_two=self.favours_two
+        )

@@ -20,6 +20,7 @@ class Standing:
     max_rows: int | None = None  # of one window, where it is not what the settings say
     round_s: float = 0.0  # mean of recent rounds; 0 before the first
     room: int | None = None  # rows that would find a place at once; None: as many as its windows leave
+    favours_two: bool = False  # windows that alternate, over one of the same rows, as it measured
 
 
 @dataclass(slots=True)

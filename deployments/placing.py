@@ -1,4 +1,7 @@
-"""Where the next row goes: the lane with room and the least expected wait, there the first such window."""
+"""Where the next row goes: the lane with room and the least expected wait, there the first such window.
+
+Where two windows that alternate are faster than one, the rows of one are shared between two.
+"""
 
 from collections.abc import Iterable
 
@@ -39,15 +42,23 @@ class Places:
 
     def _room(self, lane: LaneView) -> float:
         """Rows that fit into a lane's windows that take joins, and into those still to open."""
-        num_unopened, places = self._max_windows, 0
+        num_unopened, max_rows = self._windows_of(lane)
+        places = 0
         for window in self._windows.get(lane.name, ()):
             if window.is_joinable:
                 num_unopened -= 1
-                places += max(0, lane.max_rows - len(window.tickets))
-        return min(places + max(0, num_unopened) * lane.max_rows, lane.room)
+                places += max(0, max_rows - len(window.tickets))
+        return min(places + max(0, num_unopened) * max_rows, lane.room)
 
     def _joinable(self, lane: LaneView) -> BurstWindow | None:
+        _, max_rows = self._windows_of(lane)
         for window in self._windows.get(lane.name, ()):
-            if window.is_joinable and len(window.tickets) < lane.max_rows:
+            if window.is_joinable and len(window.tickets) < max_rows:
                 return window
         return None
+
+    def _windows_of(self, lane: LaneView) -> tuple[int, int]:
+        """How many windows a lane is given, and how many rows each."""
+        if lane.standing.favours_two and self._max_windows == 1 and lane.max_rows > 1:
+            return 2, -(-lane.max_rows // 2)
+        return self._max_windows, lane.max_rows

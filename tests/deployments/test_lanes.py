@@ -80,6 +80,32 @@ def test_requests_for_two_windows_play_on_two_lanes_at_once() -> None:
     play(work())
 
 
+def test_where_two_windows_are_faster_the_rows_of_one_are_shared_between_two() -> None:
+    async def work() -> None:
+        stage = Lanes("a")
+        d = desk(stage, max_rows=5)  # type: ignore[arg-type]
+        told(d, "a", favours_two=True)
+        answers = [asyncio.ensure_future(collect(d, request(i, 60))) for i in range(7)]
+        await asyncio.sleep(0.01)
+        assert len(stage.stages["a"].openings) == 2
+        assert (stage.rows, d.num_waiting) == ([6], 1)
+        assert [tokens(await a) for a in answers] == [expected(request(i, 60)) for i in range(7)]
+
+    play(work())
+
+
+def test_few_rows_stay_in_one_window_even_where_two_are_faster() -> None:
+    async def work() -> None:
+        stage = Lanes("a")
+        d = desk(stage, max_rows=5)  # type: ignore[arg-type]
+        told(d, "a", favours_two=True)
+        answers = [asyncio.ensure_future(collect(d, request(i, 60))) for i in range(3)]
+        await asyncio.gather(*answers)
+        assert len(stage.stages["a"].openings) == 1
+
+    play(work())
+
+
 def test_a_queue_takes_a_lane_that_is_new() -> None:
     async def work() -> None:
         stage = Lanes("a", "b")
