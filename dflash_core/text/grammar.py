@@ -16,10 +16,11 @@ from typing import Protocol
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from dflash_core.errors import InvalidRequest, RowFailed
+from dflash_core.errors import DFlashError, InvalidRequest, RowFailed
 from dflash_core.text.tokenizer import Tokenizer
 
 MAX_GRAMMAR_BYTES = 256 * 1024
+_MAX_TOLD = 500  # characters of an error
 _MAX_KEPT = 64  # compiled grammars; a row takes a copy, which costs next to nothing
 # The library counts work, not seconds: what compiles takes seconds at most, a place's bits some 15 ms.
 _LIMITS = LLParserLimits(verbose_errors=False)
@@ -58,10 +59,14 @@ class Grammars:
         """For a target, whose logits may be wider than its tokenizer's vocabulary."""
         return cls(lambda: Tokenizer.load(path), vocab_size)
 
-    def prepare(self) -> None:
-        """Read the vocabulary now; that of a large model takes about a second. Raises CheckpointError."""
-        with self._lock:
-            self._read_vocabulary()
+    def prepare(self) -> bool:
+        """Read the vocabulary now, which takes about a second for a large model; whether there is one."""
+        try:
+            with self._lock:
+                self._read_vocabulary()
+        except DFlashError:  # no tokenizer, or no end: a row that wants a grammar will be told
+            return False
+        return True
 
     def matcher(self, grammar: str, said: Sequence[int] = ()) -> "Matcher":
         """A place in ``grammar``, after the tokens ``said``.
@@ -82,7 +87,7 @@ class Grammars:
         compiled = LLMatcher(self._read_vocabulary(), grammar, log_level=0, limits=_LIMITS)
         first = b"" if compiled.is_error() else compiled.compute_bitmask()
         if compiled.is_error():
-            raise InvalidRequest(compiled.get_error().strip(), param="grammar")
+            raise InvalidRequest(_told(compiled), param="grammar")
         if not any(first):
             raise InvalidRequest("nothing that can be said fits the grammar", param="grammar")
         self._kept[grammar] = compiled
@@ -140,4 +145,10 @@ class Matcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise RowFailed(f"the grammar cannot be followed: {self._matcher.get_error().strip()}")
+            raise RowFailed(f"the grammar cannot be followed: {_told(self._matcher)}")
+
+
+def _told(matcher: LLMatcher) -> str:
+    """What is wrong, on a line: the library draws arrows below what it quotes."""
+    line = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
+    return line if len(line) <= _MAX_TOLD else line[:_MAX_TOLD] + "..."
