@@ -14,8 +14,8 @@ from deployments.openai.schema import GenerationRequest
 from dflash_core.errors import InvalidRequest
 
 ANY_OBJECT: Json = {"type": "object"}
-# Between JSON's tokens; enough for deep indentation, and a model cannot lose itself in it.
-_SPACE = r"[ \n\r\t]{1,64}"
+# Between JSON's tokens, besides none: what people write, and nothing that a model could lose itself in.
+_SPACE = r"( |\r?\n[ \t]{0,40})"
 
 
 @dataclass(frozen=True, slots=True)

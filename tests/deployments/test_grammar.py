@@ -63,7 +63,7 @@ GBNF = 'root ::= "yes" | no\nno ::= "n" "o"+'
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
             ['{"a": 1}', '{"a": 1, "b": "y", "c": 2}', '{\n  "a": 1\n}'],
-            ['{"a": "1"}', '{"b": "x"}', '{"a": 1, "b": "z"}', '{"a":' + " " * 80 + "1}"],
+            ['{"a": "1"}', '{"b": "x"}', '{"a": 1, "b": "z"}', '{"a":  1}', '{"a":\n\n1}'],
         ),
         (
             {
