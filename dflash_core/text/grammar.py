@@ -74,7 +74,7 @@ class Grammars:
         Raises InvalidRequest where the grammar is wrong or too large, RowFailed where it does not allow them.
         """
         with self._lock:
-            matcher = Matcher(self._compiled(grammar).deep_copy())
+            matcher = Matcher(self._compiled(grammar))
         matcher.advance(said)
         return matcher
 
@@ -85,11 +85,11 @@ class Grammars:
         if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
             raise InvalidRequest(f"the grammar exceeds {MAX_GRAMMAR_BYTES} bytes", param="grammar")
         compiled = LLMatcher(self._read_vocabulary(), grammar, log_level=0, limits=_LIMITS)
-        first = b"" if compiled.is_error() else compiled.compute_bitmask()
         if compiled.is_error():
             raise InvalidRequest(_told(compiled), param="grammar")
-        if not any(first):
-            raise InvalidRequest("nothing that can be said fits the grammar", param="grammar")
+        compiled.compute_bitmask()
+        if compiled.is_error():
+            raise InvalidRequest(f"nothing that can be said fits: {_told(compiled)}", param="grammar")
         self._kept[grammar] = compiled
         if len(self._kept) > _MAX_KEPT:
             self._kept.popitem(last=False)
@@ -111,39 +111,51 @@ class Grammars:
 class Matcher:
     """One row's place in its grammar. Every method raises RowFailed where the grammar cannot go on."""
 
-    def __init__(self, matcher: LLMatcher):
-        self._matcher = matcher
+    def __init__(self, compiled: LLMatcher):
+        self._compiled = compiled  # nobody walks this one
+        self._matcher = compiled.deep_copy()
+        self._said: list[int] = []
 
     def allow(self, places: np.ndarray, drafted: Sequence[int], patience_s: float = float("inf")) -> int:
         """Write which tokens may come at each place of a block: ``places`` [K, ceil(V / 32)] int32, as bits.
 
         The place after draft j sees drafts 1..j as said. After a draft that the grammar does not allow, and
         after the end, nothing is written: no such place can be reached. Returns how many places may be
-        used: K, or fewer where the walk took longer than ``patience_s``.
+        used: K, or fewer where the walk took longer than ``patience_s`` or led to where nothing can be said.
         """
         until = time.perf_counter() + patience_s
         num_walked, num_usable = 0, len(places)
         for place, token in zip(places, (*drafted, None), strict=True):
             self._matcher.unsafe_compute_mask_ptr(place.ctypes.data, place.nbytes)
+            if self._matcher.is_error():
+                num_usable = num_walked
+                break
             if token is None or self._matcher.is_stopped() or not self._matcher.try_consume_tokens([token]):
                 break
             num_walked += 1
             if time.perf_counter() > until:
                 num_usable = num_walked
                 break
-        if num_walked:
-            self._matcher.rollback(num_walked)
-        self._check()
+        self._return_from(num_walked)
         return num_usable
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Take what a row has committed."""
         if tokens and not self._matcher.consume_tokens(list(tokens)):
-            self._check()
-            raise RowFailed("the grammar does not allow what was said")
-        self._check()
+            raise RowFailed(f"the grammar does not allow what was said: {_told(self._matcher)}")
+        self._said += tokens
 
-    def _check(self) -> None:
+    def _return_from(self, num_walked: int) -> None:
+        """Forget drafts.
+
+        A walk into an error, from which no matcher returns, is no row's end: the row may say something else
+        than what was drafted. It is if not even the first place can be had.
+        """
+        if num_walked and self._matcher.is_error():
+            self._matcher = self._compiled.deep_copy()
+            self._matcher.consume_tokens(self._said)
+        elif num_walked:
+            self._matcher.rollback(num_walked)
         if self._matcher.is_error():
             raise RowFailed(f"the grammar cannot be followed: {_told(self._matcher)}")
 
