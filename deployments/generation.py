@@ -45,6 +45,7 @@ class Generation:
     echo: str | None = None  # the prompt's text, if the answer is to begin with it
     grammar: str | None = None  # what every answer must be, in llguidance's own form
     grammar_param: str | None = None  # the field of the request that says so
+    num_continued: int = 0  # of the last prompt_ids: an answer begun elsewhere, which goes on here
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -21,7 +21,7 @@ from dflash_core.prefill import PrefillBatch, Prefilled
 from dflash_core.processors import check_wishes
 from dflash_core.protocols import Drafter, Drafts, FeatureBlock
 from dflash_core.request import RowId, RowRequest, WindowId
-from dflash_core.round import Plan, play_round
+from dflash_core.round import Plan, Started, finish_round, start_round
 from dflash_core.row import Row
 from dflash_core.row_cache import FRESH, bucket_rows
 from dflash_core.sampling import SamplingArrays, pack
@@ -46,6 +46,17 @@ class WindowPolicy:
     prefill_chunk: int = 64
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A step that waits for its drafts."""
+
+    num_prefilled: int
+    first: tuple[RowProgress, ...]  # first tokens of rows whose prompt was read whole
+    prefill_seconds: float
+    num_live: int
+    round: Started | None  # None: the step only prefills
+
+
 class Window:
     """A set of rows and their state."""
 
@@ -65,6 +76,8 @@ class Window:
         self._take_features = CONTEXT_POLICIES[policy.context]
         self._sampling: SamplingArrays | None = None
         self._num_rounds = 0
+        self._begun: _Begun | None = None
+        self._leaving: list[RowId] = []  # retired while a step was under way
         self._is_closed = False
 
     # Membership
@@ -112,7 +125,10 @@ class Window:
         self._queue.append(Row(request, compiling))
 
     def retire(self, row_id: RowId) -> None:
-        """Remove a row, wherever it is, before the next round. Unknown ids are ignored."""
+        """Remove a row, wherever it is, before the next round begins. Unknown ids are ignored."""
+        if self._begun is not None:  # its slot is part of a round
+            self._leaving.append(row_id)
+            return
         self.policy.width.forget(row_id)
         for row in self._queue:
             if row.row_id == row_id:
@@ -129,6 +145,7 @@ class Window:
     def close(self) -> None:
         """Drop every row and the drafter's contexts; the window's last call."""
         self._is_closed = True
+        self._begun = None
         self._queue.clear()
         for row in tuple(self._prefill.rows):
             if row is not None:
@@ -146,21 +163,40 @@ class Window:
     # Playing
 
     def step(self) -> RoundReport:
-        """Read at most one chunk of prompts, then play one round for the live rows."""
+        """Read at most one chunk of prompts, then play one round for the live rows.
+
+        If ``begin`` was called, this is the rest of that step.
+        """
         self._assert_open()
+        begun = self._begun or self._start_step()
+        self._begun = None
+        if begun.round is None:
+            report = self._report(begun, 0, begun.first, {})
+        else:
+            played = finish_round(self, begun.round)
+            report = self._report(begun, played.width, _merge(begun.first, played.rows), played.seconds)
+            self.policy.width.observe(report)
+        for row_id in self._leaving:
+            self.retire(row_id)
+        self._leaving.clear()
+        return report
+
+    def begin(self) -> None:
+        """Do what the next step can do without drafts and ask for them, so that they are made meanwhile.
+
+        Rows may join and leave all the same; that takes effect after the step.
+        """
+        self._assert_open()
+        if self._begun is None and self.has_work:
+            self._begun = self._start_step()
+
+    def _start_step(self) -> _Begun:
         began = time.perf_counter()
         num_prefilled, first = self._advance_prefill()
-        prefill_seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began
         self._fit_slots(0)
-        if self.num_live == 0:
-            return self._report(0, first, 0, num_prefilled, {"prefill": prefill_seconds})
-        num_live = self.num_live
-        played = play_round(self)
-        rows = _merge(first, played.rows)
-        seconds = {"prefill": prefill_seconds, **played.seconds}
-        report = self._report(played.width, rows, num_live, num_prefilled, seconds)
-        self.policy.width.observe(report)
-        return report
+        started = start_round(self) if self.num_live else None
+        return _Begun(num_prefilled, first, seconds, self.num_live, started)
 
     def plan(self) -> Plan:
         """What the next round is about: who plays, how wide, what the drafter lacks."""
@@ -307,22 +343,17 @@ class Window:
         self._sampling = None
 
     def _report(
-        self,
-        width: int,
-        rows: tuple[RowProgress, ...],
-        num_live: int,
-        num_prefilled: int,
-        seconds: dict[str, float],
+        self, begun: _Begun, width: int, rows: tuple[RowProgress, ...], seconds: dict[str, float]
     ) -> RoundReport:
         return RoundReport(
             window_id=self.window_id,
             round_index=self._num_rounds,
             width=width,
             rows=rows,
-            live_rows=num_live,
+            live_rows=begun.num_live,
             prefilling_rows=self._prefill.num_rows + len(self._queue),
-            prefilled_tokens=num_prefilled,
-            seconds=seconds,
+            prefilled_tokens=begun.num_prefilled,
+            seconds={"prefill": begun.prefill_seconds, **seconds},
         )
 
 

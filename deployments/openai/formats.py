@@ -83,7 +83,7 @@ Pattern = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
 
 
 class StructuredOutputs(_Strict):
-    """vLLM's field: one of these. Grammars are llguidance's Lark, or GBNF."""
+    """vLLM's field: one of these. Grammars are llguidance's Lark, its JSON that bundles several, or GBNF."""
 
     json_: Annotated[SchemaOrText | None, Field(alias="json")] = None
     regex: Pattern | None = None

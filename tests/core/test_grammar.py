@@ -235,7 +235,8 @@ def test_a_grammar_that_leads_nowhere_ends_its_row_there(width: int) -> None:
     """Not with token 0, which is what the arg-max of nothing would be."""
     lost = follower("lost", 'start: "abcé"', prompt(1, 9), 9)
     letters = [ascii_tokenizer().encode(letter)[0] for letter in "abc"]
-    drafter = ScriptedDrafter(tiny_lane().drafter, {lost.row_id: (*lost.tokens, *letters, 0, 0, 0)}, 7)
+    scripts = {lost.row_id: (*lost.tokens, *letters, 0, 0), FREE.row_id: FREE.tokens}
+    drafter = ScriptedDrafter(tiny_lane().drafter, scripts, 7)
     with opened(grammar_lane(), lost, FREE, width=width, drafter=drafter) as window:
         reports = finish(window)
     assert tokens_of(reports) == expected([FREE]) | {"lost": tuple(letters)}

@@ -86,6 +86,15 @@ GBNF = 'root ::= "yes" | no\nno ::= "n" "o"+'
         ),
         ({"structured_outputs": {"grammar": GBNF}}, ["yes", "nooo"], ["n", "yesno"]),
         ({"structured_outputs": {"grammar": 'start: "yes" | /no+/'}}, ["yes", "nooo"], ["n", "yesno"]),
+        (
+            {
+                "structured_outputs": {
+                    "grammar": json.dumps({"grammars": [{"lark_grammar": 'start: "yes" | /no+/'}]})
+                }
+            },
+            ["yes", "nooo"],
+            ["n"],
+        ),
         ({"guided_json": SCHEMA}, ['{"a": 1}'], ["{}"]),
         ({"guided_regex": "x+"}, ["xxx"], ["", "y"]),
         ({"guided_choice": ["yes", "no"]}, ["no"], ["n"]),
@@ -327,6 +336,7 @@ def test_completions_take_the_same_fields() -> None:
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"json": "[1]"}}, "structured_outputs.json"),
         ({"guided_json": "{"}, "guided_json"),
+        ({"guided_grammar": "{}"}, "guided_grammar"),
         ({"guided_json": 5}, "guided_json"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
         ({"tool_choice": "required"}, "tool_choice"),
