@@ -150,6 +150,7 @@ def test_answers_are_what_was_asked_for_side_by_side() -> None:
         "max_tokens": 24,
         "temperature": 0,
     }
+    hot = {"temperature": 0.8, "top_p": 1, "top_k": -1}
     called = {
         "tools": TOOLS,
         "max_tokens": MANY,
@@ -157,11 +158,18 @@ def test_answers_are_what_was_asked_for_side_by_side() -> None:
     }
     bodies = [
         *(
-            {"response_format": schema_format(s), "max_tokens": MANY, "seed": i}
+            {"response_format": schema_format(s), "max_tokens": MANY, "seed": i, **hot}
             for i, s in enumerate(schemas)
         ),
         {**called, "tool_choice": {"type": "function", "function": {"name": "weather"}}, "temperature": 0},
-        {**called, "tool_choice": "required", "parallel_tool_calls": False, "seed": 1, "ignore_eos": True},
+        {
+            **called,
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "seed": 1,
+            "ignore_eos": True,
+            **hot,
+        },
         {"response_format": schema_format(schemas[0]), "max_tokens": 3, "temperature": 0},
         free,
     ]
