@@ -23,7 +23,8 @@ MAX_GRAMMAR_BYTES = 256 * 1024
 _MAX_TOLD = 500  # characters of an error
 _MAX_KEPT = 64  # compiled grammars; a row takes a copy, which costs next to nothing
 # The library counts work, not seconds: what compiles takes seconds at most, a place's bits some 15 ms.
-_LIMITS = LLParserLimits(verbose_errors=False)
+# A state of a lexer takes 1 to 2 KB, and each row has its own: a hostile expression stays under 100 MB.
+_LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
 
 class Vocabulary(Protocol):
