@@ -145,7 +145,8 @@ class Desk:
             ticket.events = events
         num_before = len(self._waiting)
         self._waiting.extend(tickets.values())
-        if len(self._waiting) - self._places().num_free > self._max_queue:
+        num_waiting = len(self._waiting)
+        if num_waiting > self._max_queue and num_waiting - self._places().num_free > self._max_queue:
             for ticket in tickets.values():
                 self._waiting.remove(ticket)
             raise QueueFull(
