@@ -63,6 +63,7 @@ class BurstWindow:
         self.lane = ""
         self.tickets: dict[RowId, Ticket] = {}
         self.is_joinable = True
+        self.was_opened = False  # whether a replica took it
         self._stage = stage
         self._on_open = on_open
         self._on_round = on_round
@@ -118,7 +119,7 @@ class BurstWindow:
                         case Played():
                             self._take(answer)
                         case Opened():
-                            self.lane = answer.lane
+                            self.lane, self.was_opened = answer.lane, True
                             self._on_open(answer)
                         case Closed() | Refused():
                             ending = answer

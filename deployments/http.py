@@ -3,6 +3,7 @@
 import asyncio
 import importlib.metadata
 from collections.abc import Callable
+from dataclasses import replace
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -19,6 +20,7 @@ from deployments.openai.middleware import (
     BearerAuth,
     BodyLimit,
     RequestContext,
+    client_of,
     failure_response,
     request_id_of,
 )
@@ -72,6 +74,7 @@ def _add_generation(app: FastAPI, backend: Backend, limits: Limits, preparer: Pr
         parsed = parse_body(body, schema)
         ignored = ignored_fields(parsed.extra)
         generation = await preparer.prepare(parsed, len(body), request_id_of(request.scope))
+        generation = replace(generation, client=client_of(request.scope))
         reading = await preparer.run(len(body), reading_of, parsed, generation.prompt_ids, backend.tokenizer)
         headers = {"x-dflash-ignored": ", ".join(ignored)} if ignored else {}
         return GenerationResponse(backend, generation, dialect, reading, limits, headers)

@@ -19,8 +19,11 @@ class KeyRing:
         """Whether there is any key."""
         return bool(self._digests)
 
-    def check(self, authorization: bytes) -> None:
-        """Raise ``InvalidApiKey`` unless the value of ``authorization`` is ``Bearer`` and one of the keys."""
+    def check(self, authorization: bytes) -> str:
+        """Return the name of the key that ``authorization`` gives; it tells nothing of the key itself.
+
+        Raises ``InvalidApiKey`` unless the value is ``Bearer`` and one of the keys.
+        """
         scheme, _, key = authorization.partition(b" ")
         given = _digest(key.strip())
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
@@ -28,6 +31,7 @@ class KeyRing:
             raise InvalidApiKey(
                 "Incorrect API key." if key else "No API key: send 'authorization: Bearer KEY'."
             )
+        return f"key-{matches.index(True)}"
 
 
 def _digest(key: bytes) -> bytes:

@@ -1,5 +1,7 @@
 """The way in, for both contracts: who may call, how large a request may be, and what it becomes."""
 
+from dataclasses import replace
+
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.generation import Backend, Generation
@@ -29,4 +31,5 @@ class Entrance:
         self, request: GenerationRequest, num_bytes: int, context: RayServegRPCContext
     ) -> Generation:
         """Fill in and check what needs the model."""
-        return await self._preparer.prepare(request, num_bytes, request_id_of(context))
+        generation = await self._preparer.prepare(request, num_bytes, request_id_of(context))
+        return replace(generation, client=self._access.check(context))
