@@ -9,8 +9,6 @@ from dataclasses import asdict
 from typing import Any, cast
 
 import ray
-from ray import serve
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.types import ASGIApp
 
@@ -21,6 +19,7 @@ from deployments.generation import Event, Generation, ModelCard
 from deployments.inbox import RemoteInbox
 from deployments.keys import keys_of
 from deployments.messages import Answer, Closed, Letter, Opening, Refused
+from deployments.naming import replica_name
 from deployments.openai.limits import Limits
 from deployments.settings import Settings
 from deployments.telemetry import Snapshot, Statistics
@@ -210,10 +209,7 @@ def _engine_name() -> str:
 
     Each router counts for itself, and a scrape meets one of them: under one name their counters would jump.
     """
-    try:
-        return serve.get_replica_context().replica_id.unique_id
-    except RayServeException:
-        return "0"  # outside Serve there is one router
+    return replica_name(outside="0")  # there is one router then
 
 
 async def _awaited(response: Awaitable[Any]) -> Any:

@@ -5,7 +5,6 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from ray import serve
 from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
@@ -15,6 +14,7 @@ from deployments.inbox import Mailbox
 from deployments.lane import Lane
 from deployments.messages import Answer, Closed, Opened, Opening, Refused
 from deployments.mlx_thread import MlxThread
+from deployments.naming import replica_name
 from deployments.settings import Settings
 
 logger = logging.getLogger("dflash.target")
@@ -25,7 +25,7 @@ class TargetReplica:
 
     async def __init__(self, settings: Settings, engine: Engine, drafter: DeploymentHandle | None = None):
         """Load and warm the model on the MLX thread; the replica is ready when this returns."""
-        self._name = _replica_name()
+        self._name = replica_name()
         self._parts: TargetParts | None = None
         self._thread = MlxThread("target", work=self._step)
         link = HandleLink(drafter) if drafter is not None else None
@@ -104,10 +104,3 @@ class TargetReplica:
         except RayError as error:
             logger.warning("window %s lost its inbox: %s", window_id, type(error).__name__)
             self._thread.submit(lambda: self._playing.end(window_id, Closed("inbox_lost")))
-
-
-def _replica_name() -> str:
-    try:
-        return serve.get_replica_context().replica_id.unique_id
-    except Exception:  # outside Serve, as in tests of the class alone
-        return "local"
