@@ -201,7 +201,7 @@ async def test_a_client_that_fills_the_queue_makes_room_for_another() -> None:
     answers = [*await asyncio.gather(*first[:3]), await other, await other_place]
     assert [len(tokens(answer)) for answer in answers] == [100, 100, 100, 10, 10]
     rows = [row.row_id for row in admitted(stage)]
-    assert rows.index("g10") == 2  # after the one that ran, and one of the other client's
+    assert rows.index(RowId("g10")) == 2  # after the one that ran, and one of the other client's
 
 
 async def test_rows_wait_for_a_replica_as_long_as_their_deadline_lets_them(

@@ -37,10 +37,11 @@ def test_a_killed_router_ends_its_streams_and_leaves_nothing_behind(
         except CallFailed as error:
             failures.append(error)
 
-    body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3000}
+    asked: dict[str, object] = {"model": "demo", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    asked["messages"] = [{"role": "user", "content": "Hi"}]
     with (
         RpcClient(f"127.0.0.1:{grpc_port}") as client,
-        post(f"http://127.0.0.1:{ray_cluster}", body | {"stream": True, "ignore_eos": True}) as stream,
+        post(f"http://127.0.0.1:{ray_cluster}", asked) as stream,
     ):
         reading = threading.Thread(target=read, args=[client])
         reading.start()
