@@ -36,6 +36,7 @@ EVENTS: dict[str, Event] = {
     "targets-die": replicas.targets_die,
     "router-dies": replicas.router_dies,
     "clients-leave": clients.clients_leave,
+    "readers-stall": clients.readers_stall,
     "row-fails": clients.row_fails,
     "bad-input": clients.bad_input,
     "overload": overload.overload,

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, cast
 
 from ray import serve
@@ -14,7 +16,7 @@ from dflash_core.errors import ContextLengthExceeded
 from dflash_core.request import Sampling
 from tests.faults.application import KEYS, Application
 from tests.faults.report import Row
-from tests.faults.streams import Heard, HttpClient, Question, RpcClient
+from tests.faults.streams import CHAT, Heard, HttpClient, Question, RpcClient
 from tests.faults.traffic import QUESTIONS, References, Traffic
 
 ERROR_FIELDS = {"message", "type", "param", "code"}
@@ -64,6 +66,40 @@ async def clients_leave(app: Application, references: References) -> Row:
     row.num_lost, row.num_errors = traffic.num_lost, len(traffic.errors)
     row.require(not row.num_lost and not row.num_errors, "neighbours were disturbed")
     return row
+
+
+async def readers_stall(app: Application, references: References) -> Row:
+    """Sockets that nobody reads: their rows play to their ends and leave, whatever the sockets do."""
+    row = Row("readers stall")
+    async with Traffic(app, references, num_http=1, num_rpc=1) as traffic:
+        await traffic.flow(1.0)
+        with ExitStack() as sockets:
+            for _ in range(3):
+                sockets.enter_context(_unread(app, Question(LONG.text, 300)))
+            came = time.monotonic()
+            await _seconds_until(lambda: _num_there(app) >= 5, came, 10.0)
+            row.recovery_s = await _seconds_until(lambda: _num_there(app) <= 2, came, 60.0)
+            row.require_within(row.recovery_s, 60.0, "their rows are done")
+    row.num_lost, row.num_errors = traffic.num_lost, len(traffic.errors)
+    row.require(not row.num_lost and not row.num_errors, "neighbours were disturbed")
+    return row
+
+
+def _unread(app: Application, question: Question) -> socket.socket:
+    """A connection that asked, and takes little in."""
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.connect((app.settings.host, app.settings.http_port))
+    body = json.dumps(question.body(stream=True)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEYS[1]}\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    raw.sendall(head.encode() + body)
+    return raw
+
+
+def _num_there(app: Application) -> int:
+    health = app.health()
+    return health["running"] + health["waiting"]
 
 
 async def row_fails(app: Application, references: References) -> Row:

@@ -28,6 +28,7 @@ async def nothing(app: Application, references: References) -> Row:
     async with Traffic(app, references) as traffic:
         await traffic.flow(6.0)
         row.require(traffic.first_round(0.0, drafted=True) is not None, "no round drafted")
+        _count_classic(row, traffic, 0.0)
     return _close(row, traffic)
 
 
@@ -127,7 +128,8 @@ async def router_dies(app: Application, references: References) -> Row:
     row.require(all(heard.error or heard.ended < struck for heard in cut), "a cut stream looks whole")
     typed = [heard.error for heard in cut if heard.places]
     row.require(set(typed) <= {"connection"}, f"our client told {typed}")
-    row.num_lost, row.num_errors = traffic.num_lost, len(traffic.errors)
+    row.num_lost, row.num_errors = traffic.num_lost, sum(bool(heard.error) for heard in cut)
+    row.notes.append(f"{len(traffic.errors) - row.num_errors} requests failed meanwhile")
     row.require(row.num_lost == 0, "a token was other than it should")
     left = await asyncio.to_thread(app.await_nothing_left, 2 * app.settings.session_ttl_s)
     row.require(not left, f"left over: {left}")
@@ -145,8 +147,8 @@ async def _speculation(row: Row, traffic: Traffic, struck: float, ready: float, 
 
 
 def _count_classic(row: Row, traffic: Traffic, struck: float) -> None:
-    told = [s for s in traffic.samples(struck) if s.is_inner and s.drafted == 0]
-    row.notes.append(f"{len(told)} row-rounds without drafts")
+    told = [s for s in traffic.samples(struck) if s.is_inner and s.drafted is not None]
+    row.notes.append(f"{sum(not s.drafted for s in told)} of {len(told)} row-rounds without drafts")
 
 
 async def _recovery(row: Row, traffic: Traffic, struck: float, moved: list, timeout_s: float) -> None:

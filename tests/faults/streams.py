@@ -59,7 +59,7 @@ class Sample:
     at: float
     num_tokens: int
     drafted: int | None
-    is_inner: bool  # neither the first token, which no round made, nor among the last, where rounds narrow
+    is_inner: bool  # neither the first token, which no round made, nor the last, which needs no draft
 
 
 @dataclass
@@ -74,6 +74,7 @@ class Heard:
     num_comments: int = 0
     status: int = 200
     error: str = ""  # the kind, or the exception's name
+    detail: str = ""
     ended: float = 0.0
     was_left: bool = False
 
@@ -98,7 +99,7 @@ class Heard:
     def note(self, ids: Sequence[int], drafted: int | None, index: int = 0) -> None:
         """Tokens of a choice came."""
         choice = self.choices.setdefault(index, [])
-        is_inner = bool(choice) and len(choice) + 2 * 16 < self.question.max_tokens
+        is_inner = bool(choice) and len(choice) + 1 < self.question.max_tokens
         self.samples.append(Sample(time.monotonic(), len(ids), drafted, is_inner))
         choice.extend(ids)
 
@@ -127,7 +128,7 @@ class HttpClient:
                 for choice in response.json()["choices"]:
                     heard.note(choice["token_ids"], None, choice["index"])
             else:
-                heard.error = _error_code(response.content)
+                heard.error, heard.detail = _error_of(response.content)
         except httpx2.HTTPError as error:
             heard.error = type(error).__name__
         heard.ended = time.monotonic()
@@ -151,7 +152,7 @@ class HttpClient:
         async with self._client.stream("POST", CHAT, json=question.body(stream=True)) as response:
             heard.status = response.status_code
             if response.status_code != 200:
-                heard.error = _error_code(await response.aread())
+                heard.error, heard.detail = _error_of(await response.aread())
                 return
             drafted = 0
             async for line in response.aiter_lines():
@@ -163,7 +164,7 @@ class HttpClient:
                     continue
                 chunk = json.loads(line.removeprefix("data: "))
                 if "error" in chunk:
-                    heard.error = chunk["error"]["code"]
+                    heard.error, heard.detail = chunk["error"]["code"], chunk["error"]["message"]
                     continue
                 drafted = _take(chunk, heard, drafted)
                 if leave_after is not None and heard.num_tokens >= leave_after:
@@ -184,11 +185,12 @@ def _take(chunk: dict[str, Any], heard: Heard, drafted: int) -> int:
     return total
 
 
-def _error_code(body: bytes) -> str:
+def _error_of(body: bytes) -> tuple[str, str]:
     try:
-        return json.loads(body)["error"]["code"]
+        error = json.loads(body)["error"]
+        return error["code"], error["message"]
     except (ValueError, KeyError, TypeError):
-        return "not ours"  # Ray's proxy spoke
+        return "not ours", body[:200].decode(errors="replace")  # Ray's proxy spoke
 
 
 class RpcClient:
