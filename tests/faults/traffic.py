@@ -75,7 +75,8 @@ class Traffic:
 
     async def __aexit__(self, *exc: object) -> None:
         self._is_over.set()
-        _, late = await asyncio.wait(self._tasks, timeout=END_S)
+        is_broken_off = exc[0] is not None
+        _, late = await asyncio.wait(self._tasks, timeout=0 if is_broken_off else END_S)
         for task in late:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
