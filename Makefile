@@ -6,6 +6,7 @@
 # make bench      run the benchmarks
 # make faults     kill drafters, targets and routers under traffic, overload, upgrade; print what it cost
 # make soak       random traffic and random kills for MINUTES=60, then everything must add up
+# make conformance  foreign clients against a running server   (ARGS='litellm' runs one of them)
 # make venv       make the environment alone                      (BACKEND=cuda13 makes the CUDA one)
 # make clean      remove environments and build products
 
@@ -13,7 +14,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help venv serve test check format lint types imports spelling fix bench faults soak wheel clean system \
-	protos protos-check protos-image manifests audit
+	protos protos-check protos-image manifests audit conformance
 
 HOST ?= 127.0.0.1
 HTTP_PORT ?= 8000
@@ -123,7 +124,7 @@ manifests: $(VENV)/.dev
 # Known vulnerabilities of the locked versions. Asks the network, so it is no part of check.
 audit: $(VENV)/.run
 	@mkdir -p build
-	$(UV) export --quiet --frozen --no-annotate --no-emit-project --extra smg $(EXPORT_BACKEND) -o build/requirements-audit.txt
+	$(UV) export --quiet --frozen --no-annotate --no-emit-project --extra smg --extra trace $(EXPORT_BACKEND) -o build/requirements-audit.txt
 	$(UV) tool run pip-audit@2.10.1 --requirement build/requirements-audit.txt --disable-pip --require-hashes
 
 fix: $(VENV)/.dev
@@ -175,6 +176,10 @@ faults: $(VENV)/.test
 MINUTES ?= 60
 soak: $(VENV)/.test
 	@exec $(BIN)/python -m tests.faults.soak --minutes $(MINUTES) $(ARGS)
+
+# Installs what the clients need under build/conformance, each apart; asks the network, so it is no part of test.
+conformance: $(VENV)/.run
+	$(BIN)/python -m tests.conformance --uv $(UV) $(ARGS)
 
 wheel:
 	$(UV) build

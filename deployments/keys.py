@@ -20,9 +20,10 @@ class KeyRing:
         return bool(self._digests)
 
     def check(self, authorization: bytes) -> str:
-        """Return the name of the key that ``authorization`` gives; it tells nothing of the key itself.
+        """Return the id of the key in the value of ``authorization``: its place, ``key-1`` for the first.
 
-        Raises ``InvalidApiKey`` unless the value is ``Bearer`` and one of the keys.
+        Raise ``InvalidApiKey`` unless it is ``Bearer`` and one of the keys. The id is not made from the key:
+        a digest in a log would let it be guessed.
         """
         scheme, _, key = authorization.partition(b" ")
         given = _digest(key.strip())
@@ -31,7 +32,7 @@ class KeyRing:
             raise InvalidApiKey(
                 "Incorrect API key." if key else "No API key: send 'authorization: Bearer KEY'."
             )
-        return f"key-{matches.index(True)}"
+        return f"key-{matches.index(True) + 1}"
 
 
 def _digest(key: bytes) -> bytes:

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.keys import KeyRing
+from deployments.observing.account import current
 from deployments.openai.errors import InvalidApiKey
 from deployments.rpc.status import metadata_of
 
@@ -27,7 +28,10 @@ class Access:
         """
         if self._keys:
             given = metadata_of(context).get("authorization", "")
-            return self._keys.check(given if isinstance(given, bytes) else given.encode())
+            key_id = self._keys.check(given if isinstance(given, bytes) else given.encode())
+            if (account := current()) is not None:
+                account.key_id = key_id
+            return key_id
         if not is_loopback(context.peer()):
             raise InvalidApiKey(
                 "This server has no API keys, so only callers of its own machine may use gRPC. "
