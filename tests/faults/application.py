@@ -35,6 +35,12 @@ class Application:
         self.url = f"http://{settings.host}:{settings.http_port}"
         self.rpc_address = f"{settings.host}:{settings.grpc_port}"
 
+    @property
+    def num_rows(self) -> int:
+        """Rows that may play at once."""
+        settings = self.settings
+        return settings.max_rows * settings.windows_per_router * settings.placement.target.replicas
+
     def replicas(self, deployment: Deployment) -> dict[str, Pid]:
         """Processes of the live replicas by the replica's id."""
         from ray._private.state import actors
@@ -158,7 +164,7 @@ def application(cache_dir: Path, **changes: Any) -> Iterator[Application]:
         "http_port": free_port(),
         "grpc_port": free_port(),
         "api_keys": tuple(SecretStr(key) for key in KEYS),
-        "max_rows": 4,
+        "max_rows": 2,
         "max_queue": 8,
         "block_width": 16,  # every round drafts, so that one without drafts is told from it
         "probe_s": 1.0,

@@ -49,7 +49,7 @@ async def clients_leave(app: Application, references: References) -> Row:
             asyncio.create_task(client.stream(LONG, heard))
             for client, heard in zip((http, rpc, http, rpc), leavers, strict=True)
         ]
-        # Two beside two: the window has four rows, so the other two wait.
+        # Two beside two: there are four rows, so the other two wait.
         await _until(lambda: sum(bool(heard.samples) for heard in leavers) >= 2, 30)
         for task in reading:
             task.cancel()

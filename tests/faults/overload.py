@@ -105,7 +105,7 @@ async def _at_capacity(app: Application, seconds: float) -> list[Heard]:
                 if one.ended <= end:
                     heard.append(one)
 
-    await asyncio.gather(*[ask(number) for number in range(app.settings.max_rows)])
+    await asyncio.gather(*[ask(number) for number in range(app.num_rows)])
     return heard
 
 
