@@ -7,6 +7,10 @@ Prints a table; the exit code is 1 if a promise was broken, 130 if it was stoppe
 it.
 """
 
+from tests.faults import alone  # noqa: F401
+
+# isort: split
+
 import argparse
 import asyncio
 import contextlib

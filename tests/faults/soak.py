@@ -8,6 +8,10 @@ that came whole equals its reference, the server's counters fit what clients saw
 each process's memory has a slope. Exit code 1 if any of it does not hold.
 """
 
+from tests.faults import alone  # noqa: F401
+
+# isort: split
+
 import argparse
 import asyncio
 import logging
