@@ -4,6 +4,8 @@
 # make fix        rewrite what the formatter and the linter can repair
 # make protos     generate deployments/rpc from protos
 # make bench      run the benchmarks
+# make faults     kill drafters, targets and routers under traffic, overload, upgrade; print what it cost
+# make soak       random traffic and random kills for MINUTES=60, then everything must add up
 # make conformance  foreign clients against a running server   (ARGS='litellm' runs one of them)
 # make venv       make the environment alone                      (BACKEND=cuda13 makes the CUDA one)
 # make clean      remove environments and build products
@@ -11,7 +13,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check format lint types imports spelling fix bench wheel clean system \
+.PHONY: help venv serve test check format lint types imports spelling fix bench faults soak wheel clean system \
 	protos protos-check protos-image manifests audit conformance
 
 HOST ?= 127.0.0.1
@@ -166,6 +168,14 @@ protos-image: $(VENV)/.dev
 
 bench: $(VENV)/.test
 	$(BIN)/dflash-serve bench $(ARGS)
+
+# Both start an application of their own and stop it, also on SIGTERM. ARGS='--only target' picks events.
+faults: $(VENV)/.test
+	@exec $(BIN)/python -m tests.faults $(ARGS)
+
+MINUTES ?= 60
+soak: $(VENV)/.test
+	@exec $(BIN)/python -m tests.faults.soak --minutes $(MINUTES) $(ARGS)
 
 # Installs what the clients need under build/conformance, each apart; asks the network, so it is no part of test.
 conformance: $(VENV)/.run

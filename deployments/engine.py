@@ -188,6 +188,7 @@ def _sizes(settings: Settings, target_path: Path, drafter_path: Path | None) -> 
 def _open_exchange(
     settings: Settings, link: "DrafterLink", loop: asyncio.AbstractEventLoop, spec: DrafterSpec
 ) -> "RemoteDrafter":
+    from deployments.exchange.patience import Patience
     from deployments.exchange.remote import RemoteDrafter
     from deployments.exchange.retention import default_limit
     from deployments.exchange.transport import Transport
@@ -198,6 +199,6 @@ def _open_exchange(
         Transport(settings.transport, settings.ref_threshold_bytes),
         spec.fingerprint,
         spec.block_size,
-        settings.draft_timeout_s,
+        Patience(settings.draft_timeout_s),
         settings.feature_bytes or default_limit(),
     )

@@ -40,6 +40,7 @@ class Generation:
     deadline_s: float  # seconds that the request may take, from its arrival
     delivery: Delivery = field(default_factory=Delivery)
     request_id: str = ""  # the client's or our correlation id, for logs and spans
+    client: str = ""  # whose it is, to be fair between clients: a key's name, else the peer's address
     num_choices: int = 1  # answers, each a row with a seed of its own
     num_top_logprobs: int | None = None  # likeliest tokens to tell beside each; None: no log-probabilities
     echo: str | None = None  # the prompt's text, if the answer is to begin with it

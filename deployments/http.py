@@ -3,6 +3,7 @@
 import asyncio
 import importlib.metadata
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -20,6 +21,7 @@ from deployments.openai.middleware import (
     BearerAuth,
     BodyLimit,
     RequestContext,
+    client_of,
     failure_response,
     request_id_of,
 )
@@ -77,6 +79,7 @@ def _add_generation(app: FastAPI, backend: Backend, limits: Limits, preparer: Pr
         parsed = parse_body(body, schema)
         ignored = ignored_fields(parsed.extra)
         generation = await preparer.prepare(parsed, len(body), request_id_of(request.scope))
+        generation = replace(generation, client=client_of(request.scope))
         reading = await preparer.run(len(body), reading_of, parsed, generation.prompt_ids, backend.tokenizer)
         answer = Answer(generation, dialect, backend.tokenizer, reading)
         return GenerationResponse(backend, generation, answer, limits, _told(ignored))

@@ -125,7 +125,6 @@ def measured_costs(
         return None
     if not drafter.wait_for_drafter(DRAFTER_WAIT_S):
         return None
-    patience, drafter.timeout_s = drafter.timeout_s, DRAFTER_WAIT_S  # a compile is no failure
 
     def has_drafted() -> bool:  # rounds that failed to draft were classic, and say nothing
         return drafter.transport.num_failures == 0
@@ -138,17 +137,17 @@ def measured_costs(
             settings.transport,
             settings.blas_threads,
         )
-        costs = width_costs(
-            target,
-            drafter,
-            circumstances,
-            settings.cache_dir,
-            budget_s=settings.calibration_s,
-            is_sound=has_drafted,
-        )
+        with drafter.patience.waived(DRAFTER_WAIT_S):  # a compile is no failure
+            costs = width_costs(
+                target,
+                drafter,
+                circumstances,
+                settings.cache_dir,
+                budget_s=settings.calibration_s,
+                is_sound=has_drafted,
+            )
         return costs if has_drafted() else None
     finally:
-        drafter.timeout_s = patience
         drafter.transport.take_traffic()  # no request's
 
 

@@ -21,6 +21,7 @@ from deployments.openai.errors import InvalidApiKey, PayloadTooLarge, failure_of
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = "dflash.request_id"
+_CLIENT = "dflash.client"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:-]+")
 _MAX_REQUEST_ID = 128
 
@@ -28,6 +29,16 @@ _MAX_REQUEST_ID = 128
 def request_id_of(scope: Scope) -> str:
     """Return the id that ``RequestContext`` gave to this request."""
     return scope.get(_REQUEST_ID, "")
+
+
+def client_of(scope: Scope) -> str:
+    """Return whose request this is: the name of its key, else its peer's address.
+
+    A proxy on this machine is believed when it names the peer (uvicorn reads ``x-forwarded-for``); one
+    elsewhere makes one client of all that come through it.
+    """
+    address: tuple[str, int] | None = scope.get("client")
+    return scope.get(_CLIENT) or (address[0] if address else "")
 
 
 def failure_response(error: Exception, scope: Scope) -> Response:
@@ -104,7 +115,7 @@ class BearerAuth:
         # Headers are latin-1 on the way in; a key that is not ASCII came as UTF-8 bytes.
         given = Headers(scope=scope).get("authorization", "").encode("latin-1")
         try:
-            key_id = self._keys.check(given)
+            key_id = scope[_CLIENT] = self._keys.check(given)
         except InvalidApiKey as error:
             await failure_response(error, scope)(scope, receive, send)
             return
