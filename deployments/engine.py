@@ -5,7 +5,6 @@ use for it.
 """
 
 import asyncio
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from deployments.pairing import resolve_pair
 from deployments.settings import Settings
 from dflash_core import blas
 from dflash_core.checkpoints import DrafterSpec, read_drafter_spec, read_target_spec
+from dflash_core.checkpoints.json_file import read_loose_json
 from dflash_core.request import WindowId
 from dflash_core.text.tokenizer import Tokenizer
 
@@ -148,7 +148,7 @@ class LocalEngine:
         spec = read_target_spec(target_path)
         block_size = read_drafter_spec(drafter_path, spec).block_size if drafter_path is not None else 1
         file = target_path / "generation_config.json"
-        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        config = read_loose_json(file) if file.exists() else {}
         card = ModelCard(
             names=settings.served_model_names,
             created=int(file.stat().st_mtime) if file.is_file() else 0,
@@ -157,7 +157,9 @@ class LocalEngine:
             drafter=settings.drafter,
             block_size=block_size,
         )
-        return RouterParts(card, Tokenizer.load(target_path))
+        tokenizer = Tokenizer.load(target_path)
+        tokenizer.require_within(spec.vocab_size)
+        return RouterParts(card, tokenizer)
 
 
 def _sizes(settings: Settings, target_path: Path, drafter_path: Path | None) -> Pair:
