@@ -29,4 +29,11 @@ class Preparer:
     async def run(self, num_bytes: int, work: Callable[..., Result], *arguments: object) -> Result:
         """Do other work that tokenises."""
         tokenising = self._short if num_bytes < self._limits.long_body_bytes else self._long
-        return await asyncio.get_running_loop().run_in_executor(tokenising, work, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(tokenising, _done, work, *arguments)
+
+
+def _done(work: Callable[..., Result], *arguments: object) -> Result:
+    try:
+        return work(*arguments)
+    except StopIteration as error:  # no future takes this one: whoever waits would wait for ever
+        raise RuntimeError("StopIteration left the work") from error

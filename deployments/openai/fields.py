@@ -63,9 +63,9 @@ def ignored_fields(extra: Mapping[str, object]) -> tuple[str, ...]:
     for name, value in extra.items():
         if name in _UNSUPPORTED:
             _refuse_unless_neutral(name, value)
-        elif name not in _SILENT:
-            unknown.append(quote(name, safe="")[:_MAX_NAME])
-    return tuple(unknown[:_MAX_NAMES])
+        elif name not in _SILENT and len(unknown) < _MAX_NAMES:  # of a million names few are quoted
+            unknown.append(quote(name[:_MAX_NAME], safe="")[:_MAX_NAME])
+    return tuple(unknown)
 
 
 def _refuse_unless_neutral(name: str, value: object) -> None:

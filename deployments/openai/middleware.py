@@ -19,13 +19,18 @@ from deployments.openai.errors import InvalidApiKey, PayloadTooLarge, failure_of
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = "dflash.request_id"
-_UNSAFE = re.compile(r"[^A-Za-z0-9._:-]+")
+_UNSAFE = re.compile(rb"[^A-Za-z0-9._:-]+")
 _MAX_REQUEST_ID = 128
 
 
 def request_id_of(scope: Scope) -> str:
     """Return the id that ``RequestContext`` gave to this request."""
     return scope.get(_REQUEST_ID, "")
+
+
+def cleaned_request_id(value: bytes) -> bytes:
+    """What stays of a client's id in logs and headers; empty if nothing does."""
+    return _UNSAFE.sub(b"", value)[:_MAX_REQUEST_ID]
 
 
 def failure_response(error: Exception, scope: Scope) -> Response:
@@ -49,8 +54,8 @@ class RequestContext:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        asked = _UNSAFE.sub("", Headers(scope=scope).get("x-request-id", ""))[:_MAX_REQUEST_ID]
-        request_id = scope[_REQUEST_ID] = asked or uuid.uuid4().hex
+        asked = cleaned_request_id(Headers(scope=scope).get("x-request-id", "").encode("latin-1"))
+        request_id = scope[_REQUEST_ID] = asked.decode() or uuid.uuid4().hex
         has_started = False
 
         async def send_with_id(message: Message) -> None:
