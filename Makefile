@@ -4,13 +4,14 @@
 # make fix        rewrite what the formatter and the linter can repair
 # make protos     generate deployments/rpc from protos
 # make bench      run the benchmarks
+# make fuzz       try hostile inputs on every parser               (MINUTES=5)
 # make venv       make the environment alone                      (BACKEND=cuda13 makes the CUDA one)
 # make clean      remove environments and build products
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check format lint types imports spelling fix bench wheel clean system \
+.PHONY: help venv serve test check format lint types imports spelling fix bench fuzz wheel clean system \
 	protos protos-check protos-image manifests audit
 
 HOST ?= 127.0.0.1
@@ -46,12 +47,13 @@ help:
 
 venv: $(VENV)/.run
 
-# Three sizes of one environment: to run, to test, to develop. What was added by hand stays in it.
+# Sizes of one environment: to run, to test, to develop, to fuzz. What was added by hand stays in it.
 EXTRAS_run :=
 EXTRAS_test := --extra test
 EXTRAS_dev := --extra test --group dev
+EXTRAS_fuzz := --extra test --group fuzz
 
-$(VENV)/.run $(VENV)/.test $(VENV)/.dev: pyproject.toml uv.lock | system
+$(VENV)/.run $(VENV)/.test $(VENV)/.dev $(VENV)/.fuzz: pyproject.toml uv.lock | system
 	$(call need-python)
 	@mkdir -p build; [ "$(UV)" = uv ] || [ -x build/uv/bin/uv ] || \
 		{ "$(PYTHON)" -m venv build/uv && build/uv/bin/python -m pip install --quiet uv; }
@@ -165,6 +167,11 @@ protos-image: $(VENV)/.dev
 
 bench: $(VENV)/.test
 	$(BIN)/dflash-serve bench $(ARGS)
+
+# Where there is no atheris, Hypothesis plays alone.
+MINUTES ?= 5
+fuzz: $(VENV)/.fuzz
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(ARGS)
 
 wheel:
 	$(UV) build

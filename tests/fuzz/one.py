@@ -1,0 +1,74 @@
+"""``python -m tests.fuzz.one NAME ENGINE SECONDS``: try inputs on one property until the time is over.
+
+Prints how many were tried; a finding is a trace and an exit code that is not 0.
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+# Coverage is counted in what is imported from here on.
+INSTRUMENTED = [
+    "deployments.openai",
+    "deployments.rpc",
+    "deployments.jobs",
+    "dflash_core.checkpoints",
+    "dflash_core.text",
+]
+_BATCH = 200
+
+
+def main() -> None:
+    """Read the arguments, and go."""
+    name, engine, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+    if engine == "atheris":
+        _atheris(name, seconds)
+    else:
+        _hypothesis(name, seconds)
+
+
+def _hypothesis(name: str, seconds: float) -> None:
+    """Batches of examples, each with a seed of its own, none of them remembered."""
+    from hypothesis import HealthCheck, given, seed, settings
+
+    from tests.fuzz.properties import properties
+
+    chosen = properties()[name]
+    num_tried = 0
+
+    def check(value: object) -> None:
+        nonlocal num_tried
+        num_tried += 1
+        chosen.check(value)
+
+    until, number = time.monotonic() + seconds, time.time_ns()
+    try:
+        while time.monotonic() < until:
+            number += 1
+            trial = settings(
+                max_examples=_BATCH, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+            )(given(chosen.inputs)(check))
+            seed(number)(trial)()
+    finally:
+        print(f"tried {num_tried}", flush=True)
+
+
+def _atheris(name: str, seconds: float) -> None:
+    """Mutations that libFuzzer keeps where they reach new code; it ends the process itself."""
+    import atheris
+
+    with atheris.instrument_imports(include=INSTRUMENTED):
+        from tests.fuzz.properties import properties, seeds
+
+    check = properties()[name].check
+    with tempfile.TemporaryDirectory(prefix="dflash-corpus-") as folder:
+        for number, data in enumerate(seeds()[name]):
+            (Path(folder) / f"seed-{number}").write_bytes(data)
+        options = [f"-max_total_time={seconds:.0f}", "-max_len=4096", "-timeout=30", "-rss_limit_mb=4096"]
+        atheris.Setup(["fuzz", *options, f"-artifact_prefix={folder}/", folder], check)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
