@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from deployments.openai.middleware import cleaned_request_id
 
 VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"  # read by the proxies, which Ray starts
-_HERE = "deployments.proxy.middlewares"
+PATH = "deployments.proxy.middlewares"
 
 _ORDERS = frozenset(
     {b"serve-multiplexed-model-id", b"x-request-disconnect-disabled", b"x-request-timeout-seconds"}
@@ -28,7 +28,7 @@ Header = tuple[bytes, bytes]
 
 def install() -> None:
     """Have the proxies of a cluster that this process is about to start call ``middlewares``."""
-    os.environ.setdefault(VARIABLE, _HERE)
+    os.environ.setdefault(VARIABLE, PATH)
 
 
 def middlewares() -> list[Middleware]:

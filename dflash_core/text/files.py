@@ -65,12 +65,11 @@ def template_sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
         return {}
     if isinstance(source, str):
         return {"default": source}
-    named = cast(list[dict[str, object]], source) if isinstance(source, list) else []
+    named = cast(list[object], source) if isinstance(source, list) else []
     templates: dict[str, str] = {}
     for entry in named:
-        name, template = (
-            (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
-        )
+        fields = cast(dict[str, object], entry if isinstance(entry, dict) else {})
+        name, template = fields.get("name"), fields.get("template")
         if not isinstance(name, str) or not isinstance(template, str):
             break
         templates[name] = template

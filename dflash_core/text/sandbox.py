@@ -8,7 +8,7 @@ few operations that alone could make anything from little are refused before the
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
@@ -70,7 +70,7 @@ _budget: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 
 @contextmanager
-def limited(budget: Budget) -> Iterator[None]:
+def limited(budget: Budget) -> Generator[None]:
     """What is compiled or rendered inside uses this budget."""
     token = _budget.set(budget)
     try:
@@ -105,7 +105,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             # ``~`` is compiled to a bare join; as a filter it is counted.
             node.nodes = [_filtered(nodes.List(node.nodes), "join")]
         for node in tree.find_all(nodes.Node):
-            if node.lineno is None:
+            if cast(Any, node).lineno is None:
                 node.set_lineno(1)
         return tree
 

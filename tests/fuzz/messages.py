@@ -3,15 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
 from tests.fuzz.strategies import Strategy, text
 
 
-def proto(descriptor: Descriptor, make: type[Message], depth: int = 4) -> Strategy:
+def proto(make: type[Message], depth: int = 4) -> Strategy:
     """Messages of one type, any field set to anything that the wire can carry."""
+    descriptor: Any = make.DESCRIPTOR
     fields = [field for field in descriptor.fields if depth or field.message_type is None]
 
     def built(chosen: Mapping[str, Any]) -> Message:
@@ -32,7 +34,7 @@ def _of_field(field: FieldDescriptor, depth: int) -> Strategy:
         key, value = inner.fields
         return st.dictionaries(_of_field(key, 0), _of_field(value, 0), max_size=3)
     else:
-        one = proto(inner, inner._concrete_class, depth - 1)
+        one = proto(GetMessageClass(inner), depth - 1)
     return st.lists(one, max_size=3) if field.is_repeated else one
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
@@ -15,6 +16,8 @@ from tests.fuzz.messages import proto
 from tests.fuzz.templates import templates
 
 Check = Callable[[Any], None]
+# Large inputs and slow checks are meant.
+UNHURRIED = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,7 @@ def seeds() -> Mapping[str, tuple[bytes, ...]]:
             chat=pb.Conversation(messages=[pb.Message(role=pb.ROLE_USER, content="Hi")]),
         )
     ).SerializeToString()
-    smgs = mlx.GenerateRequest(
-        request_id="a", tokenized=mlx.TokenizedInput(input_ids=[1, 2])
-    ).SerializeToString()
+    smgs = mlx.GenerateRequest(request_id="a", tokenized=mlx.TokenizedInput(input_ids=[1, 2]))
     return {
         "http_bytes": (_CHAT, _PROMPT, b'\x02{"prompt": "Hi"}', b'\x03{"tokens": [5]}'),
         "grpc_bytes": (b"\x00" + wire, b"\x01" + wire, b"\x02" + smgs.SerializeToString()),
@@ -88,9 +89,9 @@ def _of_bytes() -> dict[Check, strategies.Strategy]:
 
 def _of_the_wire() -> dict[Check, strategies.Strategy]:
     messages = st.one_of(
-        st.tuples(st.just("Generate"), proto(pb.GenerateRequest.DESCRIPTOR, pb.GenerateRequest)),
-        st.tuples(st.just("GenerateOnce"), proto(pb.GenerateOnceRequest.DESCRIPTOR, pb.GenerateOnceRequest)),
-        st.tuples(st.just("Smg"), proto(mlx.GenerateRequest.DESCRIPTOR, mlx.GenerateRequest)),
+        st.tuples(st.just("Generate"), proto(pb.GenerateRequest)),
+        st.tuples(st.just("GenerateOnce"), proto(pb.GenerateOnceRequest)),
+        st.tuples(st.just("Smg"), proto(mlx.GenerateRequest)),
     )
     return {
         wire_checks.http_document: strategies.http,
