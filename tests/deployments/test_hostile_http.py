@@ -14,6 +14,7 @@ from deployments.openai.limits import Limits
 from deployments.preparing import Preparer
 from deployments.proxy import CleanHeaders
 from deployments.rpc.tokenizer_files import archive
+from deployments.settings import SettingsError, load_settings
 from tests.deployments.http_stub import StubBackend, chat
 from tests.fuzz.edges import KEY, check_http, post, request
 
@@ -153,6 +154,15 @@ def test_a_bad_key_is_401_and_no_answer_or_log_has_the_right_one(
         assert answer.status == 401
         check_http(answer, given + path.encode())
     assert KEY not in caplog.text
+
+
+@pytest.mark.parametrize("keys", [5, [["sk-secret"]], {"sk-secret": 1}, [{"key": "sk-secret"}]])
+def test_keys_in_settings_that_cannot_be_used_are_not_shown(tmp_path: Path, keys: object) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(json.dumps({"api_keys": keys}))
+    with pytest.raises(SettingsError, match="api_keys") as caught:
+        load_settings(file, environment={})
+    assert "sk-secret" not in str(caught.value)
 
 
 def test_the_tokenizers_archive_has_no_file_of_anywhere_else(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from deployments.jobs import results
+from deployments.jobs.batch import without_secrets
 from deployments.jobs.lines import LineTooLong, bounded_lines
 from deployments.jobs.requests import BadLine, Request, parse_line, read_lines, survey
 from deployments.prompts import read_prompts
@@ -125,6 +126,13 @@ def test_prompts_that_are_none_name_their_line(tmp_path: Path, body: str) -> Non
     )
     with pytest.raises(InvalidRequest, match=r"prompts\.jsonl, line 2: "):
         read_prompts(file, tokenizer())
+
+
+def test_a_password_in_an_address_does_not_reach_the_log() -> None:
+    for shown in ("http://h:80/v1", "http://h:80", "http://[::1]:80/a@b"):
+        secret = shown.replace("://", "://user:sk-secret@")
+        assert without_secrets(secret) == shown
+        assert without_secrets(shown) == shown
 
 
 def test_prompts_that_are_no_text_are_one_message(tmp_path: Path) -> None:

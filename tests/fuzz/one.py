@@ -3,6 +3,7 @@
 Prints how many were tried; a finding is a trace and an exit code that is not 0.
 """
 
+import re
 import sys
 import tempfile
 import time
@@ -17,6 +18,7 @@ INSTRUMENTED = [
     "dflash_core.text",
 ]
 _BATCH = 200
+_WORDS = re.compile(rb"\w{3,}")
 
 
 def main() -> None:
@@ -63,11 +65,16 @@ def _atheris(name: str, seconds: float) -> None:
         from tests.fuzz.properties import properties, seeds
 
     check = properties()[name].check
-    with tempfile.TemporaryDirectory(prefix="dflash-corpus-") as folder:
+    with tempfile.TemporaryDirectory(prefix="dflash-fuzz-") as folder:
+        corpus, words = Path(folder) / "corpus", Path(folder) / "words"
+        corpus.mkdir()
         for number, data in enumerate(seeds()[name]):
-            (Path(folder) / f"seed-{number}").write_bytes(data)
-        options = [f"-max_total_time={seconds:.0f}", "-max_len=4096", "-timeout=30", "-rss_limit_mb=4096"]
-        atheris.Setup(["fuzz", *options, f"-artifact_prefix={folder}/", folder], check)
+            (corpus / f"seed-{number}").write_bytes(data)
+        known = {word.decode() for data in seeds()[name] for word in _WORDS.findall(data)}
+        words.write_text("".join(f'"{word}"\n' for word in sorted(known)))
+        options = [f"-max_total_time={seconds:.0f}", "-max_len=4096", "-timeout=60", "-rss_limit_mb=4096"]
+        options += [f"-dict={words}", f"-artifact_prefix={folder}/"]
+        atheris.Setup(["fuzz", *options, str(corpus)], check)
         atheris.Fuzz()
 
 
