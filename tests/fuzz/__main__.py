@@ -6,9 +6,11 @@ bytes are also fuzzed by coverage. Each runs in a process of its own, so that a 
 
 import argparse
 import importlib.util
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 
 from tests.fuzz.properties import properties, seeds
@@ -56,7 +58,14 @@ def main() -> None:
 def _run(name: str, engine: str, seconds: float) -> Outcome:
     command = [sys.executable, "-m", "tests.fuzz.one", name, engine, str(seconds)]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=seconds + _GRACE_S, check=False)
+        with tempfile.TemporaryDirectory(prefix="dflash-fuzz-") as folder:  # a fuzzer ends without a farewell
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                timeout=seconds + _GRACE_S,
+                check=False,
+                env={**os.environ, "TMPDIR": folder},
+            )
         output, code = (done.stdout + done.stderr).decode(errors="replace"), done.returncode
     except subprocess.TimeoutExpired as late:
         output = ((late.stdout or b"") + (late.stderr or b"")).decode(errors="replace") + "\nit hangs"

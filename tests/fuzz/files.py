@@ -1,6 +1,8 @@
 """Small checkpoints in a folder that is used over and over: one file of it is replaced by each input."""
 
+import atexit
 import json
+import shutil
 import struct
 import tempfile
 from functools import cache
@@ -13,10 +15,17 @@ from dflash_core.pair import DRAFTER, TARGET
 _COPIED = ("config.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
 
+def fresh_folder() -> Path:
+    """An empty folder, gone when the process ends."""
+    made = Path(tempfile.mkdtemp(prefix="dflash-fuzz-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
 @cache
 def folder(source: Path) -> Path:
     """A copy of a checkpoint in which anything may be overwritten; its weights are holes."""
-    copy = Path(tempfile.mkdtemp(prefix="dflash-fuzz-"))
+    copy = fresh_folder()
     for name in _COPIED:
         if (source / name).is_file():
             (copy / name).write_bytes((source / name).read_bytes())
@@ -38,7 +47,7 @@ def drafter() -> Path:
 @cache
 def tokenizer() -> Path:
     """A folder with a small tokenizer of the embedded one's make."""
-    copy = Path(tempfile.mkdtemp(prefix="dflash-fuzz-"))
+    copy = fresh_folder()
     (copy / "tokenizer.json").write_text(json.dumps(small_tokenizer()), encoding="utf-8")
     return copy
 

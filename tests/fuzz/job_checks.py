@@ -1,7 +1,6 @@
 """What must hold for the files of batch jobs."""
 
 import json
-import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -10,12 +9,13 @@ from deployments.jobs.requests import BadLine, Request, parse_line, read_lines
 from deployments.prompts import parse_prompts
 from dflash_core.errors import InvalidRequest
 from tests.deployments.http_stub import tokenizer
+from tests.fuzz.files import fresh_folder
 
 
 @cache
 def scratch() -> Path:
     """A folder to write inputs to."""
-    return Path(tempfile.mkdtemp(prefix="dflash-fuzz-"))
+    return fresh_folder()
 
 
 def batch_line(line: bytes) -> None:

@@ -9,8 +9,8 @@ from tests.fuzz.properties import UNHURRIED, properties, seeds
 
 PROPERTIES = properties()
 # What one input costs decides how many fit into a suite.
-FEW = {"grpc_message": 60, "target_config": 40, "drafter_config": 60, "tokenizer_file": 60, "text_config": 40,
-       "template": 60, "weight_index": 60, "http_document": 120, "safetensors_header": 60}  # fmt: skip
+FEW = {"grpc_message": 60, "batch_file": 60, "http_bytes": 100, "target_config": 40, "drafter_config": 60, "tokenizer_file": 60, "text_config": 40,
+       "template": 60, "weight_index": 60, "http_document": 70, "safetensors_header": 60}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PROPERTIES)
