@@ -44,6 +44,9 @@ class Generation:
     num_choices: int = 1  # answers, each a row with a seed of its own
     num_top_logprobs: int | None = None  # likeliest tokens to tell beside each; None: no log-probabilities
     echo: str | None = None  # the prompt's text, if the answer is to begin with it
+    grammar: str | None = None  # what every answer must be, in llguidance's own form
+    grammar_param: str | None = None  # the field of the request that says so
+    num_continued: int = 0  # of the last prompt_ids: an answer begun elsewhere, which goes on here
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -154,6 +157,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Ids of a plain text."""
+        ...
+
+    def as_json(self) -> str:
+        """The tokenizer as its file has it."""
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:

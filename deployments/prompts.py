@@ -20,11 +20,15 @@ def read_prompts(
 
     Raises InvalidRequest naming the line that is not a chat request, OSError if there is no file.
     """
+    return parse_prompts(read_text(file), str(file), tokenizer, limit=limit, sampling=sampling)
+
+
+def read_text(file: Path) -> str:
+    """The text of a file of prompts, without a byte order mark. Raises InvalidRequest, OSError."""
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{file}: not UTF-8 (byte {error.start})") from None
-    return parse_prompts(text, str(file), tokenizer, limit=limit, sampling=sampling)
 
 
 def parse_prompts(

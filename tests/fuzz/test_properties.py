@@ -9,8 +9,12 @@ from tests.fuzz.properties import UNHURRIED, properties, seeds
 
 PROPERTIES = properties()
 # What one input costs decides how many fit into a suite.
-FEW = {"grpc_message": 60, "batch_file": 60, "http_bytes": 100, "target_config": 40, "drafter_config": 60, "tokenizer_file": 60, "text_config": 40,
-       "template": 60, "weight_index": 60, "http_document": 70, "safetensors_header": 60}  # fmt: skip
+FEW = {
+    **dict.fromkeys(("target_config", "text_config"), 40),
+    **dict.fromkeys(("grpc_message", "batch_file", "drafter_config", "tokenizer_file", "template"), 60),
+    **dict.fromkeys(("weight_index", "http_document", "safetensors_header"), 60),
+    "http_bytes": 100,
+}
 
 
 @pytest.mark.parametrize("name", PROPERTIES)
