@@ -66,6 +66,32 @@ _tool = st.fixed_dictionaries(
         ),
     }
 )
+_schema = st.recursive(
+    st.sampled_from(
+        [{"type": "string"}, {"type": "integer", "minimum": 9}, {"$ref": "#"}, {"const": 1}, True]
+    ),
+    lambda inner: st.dictionaries(
+        st.sampled_from(["properties", "items", "anyOf", "pattern", "$defs", "enum", "maxItems"]),
+        rarely(st.dictionaries(text, inner, max_size=2) | st.lists(inner, max_size=2)),
+        max_size=2,
+    ),
+    max_leaves=5,
+)
+_patterns = ["(a{1,9999}){9999}", "((a*)*)*b", "[", "(?=x)", "\\p{L}{99}", "a|b" * 99, "(" * 300, ".*" * 50]
+_grammars = [
+    'start: "a" start',
+    "start: start start | ",
+    "start:",
+    "%llguidance {}",
+    'root ::= "a" root',
+    "{",
+]
+_structures = {
+    "json": rarely(_schema),
+    "regex": rarely(st.sampled_from(_patterns) | text),
+    "choice": rarely(st.lists(text, max_size=3)),
+    "grammar": rarely(st.sampled_from(_grammars) | text),
+}
 _FIELDS: Mapping[str, Strategy] = {
     "stop": rarely(text | st.lists(text, max_size=18)),
     "stop_token_ids": rarely(st.lists(st.integers(-1, 9000), max_size=4)),
@@ -75,7 +101,11 @@ _FIELDS: Mapping[str, Strategy] = {
     "tool_choice": rarely(st.sampled_from(["none", "auto", "required"])),
     "chat_template_kwargs": rarely(st.dictionaries(text, anything, max_size=2)),
     "logit_bias": rarely(st.dictionaries(st.integers(-1, 9000).map(str) | text, numbers, max_size=3)),
-    "response_format": rarely(st.just({"type": "text"})),
+    "response_format": rarely(
+        st.just({"type": "text"})
+        | _schema.map(lambda of: {"type": "json_schema", "json_schema": {"name": "n", "schema": of}})
+    ),
+    "structured_outputs": rarely(st.fixed_dictionaries({}, optional=_structures)),
     "logprobs": rarely(st.booleans() | st.integers(-1, 22)),
     "unknown": anything,
 } | {
