@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.serve._private.http_util import _apply_middlewares, validate_http_proxy_callback_return
+from ray.serve._private.utils import call_function_from_import_path
 
 from deployments.http import create_app
 from deployments.openai.fields import ignored_fields
 from deployments.openai.limits import Limits
 from deployments.preparing import Preparer
-from deployments.proxy import CleanHeaders
+from deployments.proxy import PATH, CleanHeaders
 from deployments.rpc.tokenizer_files import archive
 from deployments.settings import SettingsError, load_settings
 from tests.deployments.http_stub import StubBackend, chat
@@ -129,6 +131,30 @@ async def test_the_proxy_passes_on_no_header_that_ray_would_stumble_over_or_obey
     await CleanHeaders(app)(original, None, None)  # type: ignore[arg-type]
     assert seen[0] == ([(name, passed)] if passed is not None else []) + [(b"host", b"h")]
     assert len(original["headers"]) == 2
+
+
+async def test_rays_proxy_takes_our_callback_and_has_it_outermost() -> None:
+    installed = call_function_from_import_path(PATH)
+    app = _apply_middlewares(_answering, validate_http_proxy_callback_return(installed))
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"x-request-id", b"\xff"), (b"x-request-disconnect-disabled", b"?1")]
+    await app({"type": "http", "headers": headers}, _nothing, send)
+    names = dict(sent[0]["headers"])
+    assert names[b"seen"] == b"x-request-id"  # one of Ray's own making
+    assert len(names[b"x-request-id"]) == 36
+
+
+async def _answering(scope: Any, receive: Any, send: Any) -> None:
+    seen = b",".join(name for name, _ in scope["headers"])
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"seen", seen)]})
+
+
+async def _nothing() -> Any:
+    raise AssertionError
 
 
 async def test_of_two_request_ids_the_first_good_one_counts() -> None:

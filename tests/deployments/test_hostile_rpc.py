@@ -3,11 +3,14 @@
 import pickle
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import grpc.aio
 import pytest
 from grpc import StatusCode
+from ray.serve._private.grpc_util import gRPCGenericServer
+from ray.serve._private.proxy_request_response import gRPCStreamingType
 
 from deployments.rpc.boundary import answered, streamed
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
@@ -122,3 +125,28 @@ def test_serve_registers_the_services_that_take_any_bytes() -> None:
     functions = grpc_options(9000)["grpc_servicer_functions"]
     assert "deployments.rpc.servicers.add_dflash" in functions
     assert "deployments.rpc.servicers.add_mlx_engine" in functions
+
+
+async def test_rays_own_grpc_server_hands_on_what_cannot_be_read() -> None:
+    seen: list[Any] = []
+
+    def handler(service_method: str, streaming_type: gRPCStreamingType) -> Any:
+        async def whole(request: Any, context: Any) -> bytes:
+            seen.append((service_method, pickle.loads(pickle.dumps(request))))
+            return b""
+
+        return whole
+
+    server = gRPCGenericServer(handler)
+    add_dflash(Mock(), server)  # as Serve does
+    add_mlx_engine(Mock(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    ours, smgs = "/dflash.v1.DFlashService/GetStats", "/mlx.grpc.engine.MlxEngine/Abort"
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        for method in (ours, smgs):
+            await channel.unary_unary(method)(b"\xff")
+        await channel.unary_unary(ours)(b"")
+    await server.stop(None)
+    assert [method for method, _ in seen] == [ours, smgs, ours]
+    assert [type(request) for _, request in seen] == [Unreadable, Unreadable, pb.GetStatsRequest]
