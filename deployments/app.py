@@ -97,8 +97,10 @@ def _options(settings: Settings, place: Place, *, wants_blas: bool) -> dict[str,
         "graceful_shutdown_wait_loop_s": 0.5,
         "health_check_period_s": 2.0,
         "health_check_timeout_s": 30.0,
-        # One line for every round would cost more than the call.
-        "logging_config": LoggingConfig(enable_access_log=not wants_blas),
+        # One line for every round would cost more than the call; the router writes its own for each request.
+        "logging_config": LoggingConfig(
+            enable_access_log=False, encoding="JSON" if settings.log_format == "json" else "TEXT"
+        ),
     }
     options["num_replicas"] = place.replicas
     return options

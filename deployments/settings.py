@@ -111,6 +111,12 @@ class Settings(_Strict):
     # the drafter loses them (retention.py tells what happens beyond); None: 10 % of the object store
     session_ttl_s: Seconds = 60.0  # idle drafter state is dropped after this
 
+    # Visibility.
+    log_format: Literal["text", "json"] = "text"
+    log_dir: Path | None = None  # a file for each replica; None: standard error, which Ray keeps
+    trace_endpoint: str | None = None  # an OTLP collector's address; None: nothing is sent
+    trace_round_every: int = Field(default=16, ge=0)  # which rounds of a traced request are told; 0: none
+
     # Machines.
     blas_threads: int | None = Field(default=None, ge=1)  # None: cores shared out over the MLX replicas
     placement: Placement = Placement()

@@ -1,13 +1,16 @@
 """How many lanes a router carries: lanes are stand-ins that sleep (``stand_ins.py``), all else is real.
 
-    python -m tests.benchmarks.scale                  # the router's desk, lanes in its process
-    python -m tests.benchmarks.scale --way http       # behind our HTTP edge, clients in a process beside it
+    python -m tests.benchmarks.scale               # the router's desk, lanes in its process, its own core
+    python -m tests.benchmarks.scale --way http    # behind our HTTP edge, clients in a process beside it
     python -m tests.benchmarks.scale --way serve --lanes 1,4,16 --routers 1,2    # all of it on Ray Serve
 
 Each lane is full all the time: as many clients as rows, which ask again as soon as they are answered. Delay
-is from a round's end on its lane to the client's having its tokens. Beside it an idle process notes how late
-its own timers are: that is the machine, not the router. The knee is where the 99th percentile of the delay,
-less that of the idle process, passes 10 ms; what lies past it is saturated.
+is from a round's end on its lane to the client's having its tokens. The knee is where its 99th percentile
+passes 10 ms; what lies past it is saturated. With several routers each has a window on every lane and its
+share of the rows; ``desk`` measures one of them, for they are alike.
+
+``desk`` goes by CPU time (``cpu_clock.py``), so that a busy machine does not matter. The other ways go by the
+wall clock; beside them an idle process notes how late its own timers are, and that much is not the router's.
 """
 
 import argparse
@@ -28,12 +31,13 @@ import dflash_core.pair
 from deployments.generation import Generation, GenerationId, TextTokens
 from dflash_core.request import Sampling
 from dflash_core.text.tokenizer import Tokenizer
+from tests.benchmarks.cpu_clock import CpuTimeLoop
 from tests.benchmarks.stand_ins import ROUND_S, DeskBackend, SimulatedStage, lateness
 
 MODULE = "tests.benchmarks.scale"
 KNEE_S = 0.010
 Times = tuple[float, float]  # of the monotonic clock: from when to when is measured
-ANSWER_TOKENS = 100  # some 40 rounds
+MEAN_TOKENS = 100  # some 40 rounds
 WARM_S = 2.0  # from the first request; connections are made and windows fill
 
 
@@ -77,20 +81,27 @@ class Figures:
 HEADING = "lanes  rows  routers  row-rounds/s  µs CPU each  CPU %  p50 ms   p99 ms  idle p99  lost"
 
 
+def length(number: int) -> int:
+    """Tokens of an answer: of no two neighbours the same."""
+    return MEAN_TOKENS // 2 + number * 37 % MEAN_TOKENS
+
+
 # Clients in the router's process
 
 
 async def ask_desk(backend: DeskBackend, numbers: Iterator[int], heard: Heard, times: Times) -> None:
     """One client: asks again and again until the time is over."""
+    clock = asyncio.get_running_loop().time
     begin, end = times
-    while time.monotonic() < end:
+    await asyncio.sleep(WARM_S / 2 * (next(numbers) * 0.618 % 1))  # lanes are in no step
+    while clock() < end:
         number = next(numbers)
         generation = Generation(
-            GenerationId(f"g{number}"), "demo", (1, number), ANSWER_TOKENS, Sampling(), frozenset(), (), 60.0
+            GenerationId(f"g{number}"), "demo", (1, number), length(number), Sampling(), frozenset(), (), 60.0
         )
         try:
             async for event in backend.generate(generation):
-                now = time.monotonic()
+                now = clock()
                 if isinstance(event, TextTokens) and begin <= now < end:
                     heard.delays.append(lateness(event.token_ids, now))
             heard.answers += 1
@@ -99,13 +110,14 @@ async def ask_desk(backend: DeskBackend, numbers: Iterator[int], heard: Heard, t
 
 
 async def measure_desk(lanes: int, rows: int, seconds: float, round_s: float) -> Figures:
+    clock = asyncio.get_running_loop().time
     stage = SimulatedStage(lanes, round_s)
     backend = DeskBackend(stage, tokenizer(), rows)
     heard, numbers = Heard(), itertools.count()
-    begin = time.monotonic() + WARM_S
+    begin = clock() + WARM_S
     times = (begin, begin + seconds)
     clients = [asyncio.ensure_future(ask_desk(backend, numbers, heard, times)) for _ in range(lanes * rows)]
-    await asyncio.sleep(begin - time.monotonic())
+    await asyncio.sleep(begin - clock())
     cpu, own = time.process_time(), stage.cpu_s
     await asyncio.sleep(seconds)
     cpu = time.process_time() - cpu - (stage.cpu_s - own)
@@ -117,14 +129,14 @@ async def measure_desk(lanes: int, rows: int, seconds: float, round_s: float) ->
 # Clients over HTTP, in a process of their own
 
 
-async def ask_http(port: int, heard: Heard, times: Times) -> None:
+async def ask_http(port: int, number: int, heard: Heard, times: Times) -> None:
     """One client with one connection; reads the bytes itself: a library would cost more than the server."""
     begin, end = times
     body = json.dumps(
         {
             "model": "demo",
             "prompt": [1, 2],
-            "max_tokens": ANSWER_TOKENS,
+            "max_tokens": length(number),
             "stream": True,
             "return_token_ids": True,
             "ignore_eos": True,
@@ -134,6 +146,7 @@ async def ask_http(port: int, heard: Heard, times: Times) -> None:
         f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n\r\n"
     ).encode()
+    await asyncio.sleep(WARM_S / 2 * (number * 0.618 % 1))
     while time.monotonic() < end:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -172,7 +185,7 @@ async def run_clients(port: int, num: int, seconds: float) -> None:
     heard = Heard()
     begin = time.monotonic() + WARM_S
     times = (begin, begin + seconds)
-    clients = [asyncio.ensure_future(ask_http(port, heard, times)) for _ in range(num)]
+    clients = [asyncio.ensure_future(ask_http(port, i, heard, times)) for i in range(num)]
     await asyncio.gather(*clients)
     print(json.dumps(asdict(heard)))
 
@@ -241,23 +254,6 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.load(Path(dflash_core.pair.__file__).parent / "target")
 
 
-# Several routers: a process each, with its share of the lanes
-
-
-def measure_desks(lanes: int, rows: int, routers: int, seconds: float) -> Figures:
-    """Routers share nothing but lanes, so each is measured with its share of them, all at the same time."""
-    share = ["--lanes", str(lanes // routers), "--rows", str(rows), "--seconds", str(seconds), "--json"]
-    words = [sys.executable, "-m", MODULE, *share]
-    processes = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(routers)]
-    answers = [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
-    heard = Heard()
-    for answer in answers:
-        heard.delays += answer["heard"]["delays"]
-        heard.answers += answer["heard"]["answers"]
-        heard.failures += answer["heard"]["failures"]
-    return Figures(lanes, rows, routers, heard, seconds, sum(answer["router_cpu_s"] for answer in answers))
-
-
 @contextmanager
 def machine_state() -> Iterator[None]:
     """Say on what, and how busy it was before and after."""
@@ -295,10 +291,13 @@ def measure(way: str, lanes: int, rows: int, routers: int, options: argparse.Nam
         from tests.benchmarks.scale_serve import measure_serve
 
         return measure_serve(lanes, rows, routers, options.seconds, round_s)
-    if routers > 1:
-        return measure_desks(lanes, rows, routers, options.seconds)
-    work = measure_http if way == "http" else measure_desk
-    return asyncio.run(work(lanes, rows, options.seconds, round_s))
+    if rows % routers:
+        raise SystemExit(f"{rows} rows cannot be shared out over {routers} routers")
+    if way == "http":
+        return asyncio.run(measure_http(lanes, rows // routers, options.seconds, round_s))
+    with asyncio.Runner(loop_factory=CpuTimeLoop) as runner:
+        figures = runner.run(measure_desk(lanes, rows // routers, options.seconds, round_s))
+    return replace(figures, rows=rows, routers=routers)
 
 
 def main() -> None:
@@ -312,7 +311,6 @@ def main() -> None:
     parser.add_argument("--routers", default="1")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--round-ms", type=float, default=1e3 * ROUND_S)
-    parser.add_argument("--json", action="store_true", help="one measurement, raw")
     parser.add_argument("--clients", type=int, help="be the client process")
     parser.add_argument("--port", type=int)
     parser.add_argument("--idle", type=float, help="be the idle process")
@@ -324,15 +322,11 @@ def main() -> None:
         asyncio.run(run_clients(options.port, options.clients, options.seconds))
         return
     grid = [[int(n) for n in text.split(",")] for text in (options.rows, options.routers, options.lanes)]
-    if options.json:
-        rows, routers, lanes = (values[0] for values in grid)
-        print(json.dumps(asdict(measure(options.way, lanes, rows, routers, options))))
-        return
     with machine_state():
         print(HEADING)
         for rows, routers, lanes in itertools.product(*grid):
             work = partial(measure, options.way, lanes, rows, routers, options)
-            print(with_idle(work, options.seconds), flush=True)
+            print(work() if options.way == "desk" else with_idle(work, options.seconds), flush=True)
 
 
 if __name__ == "__main__":
