@@ -37,6 +37,7 @@ RESULT = (
     b'{"id": "batch_req_1", "custom_id": "a", "response": {"status_code": 200, "body": {}}, "error": null}\n'
 )
 _CHAT = b'\x00{"model": "stub-model", "messages": [{"role": "user", "content": "Hi"}], "stop": ["a"]}'
+_RESPONSES = b'\x04{"model": "stub-model", "input": "Hi", "max_output_tokens": 5}'
 _PROMPT = b'\x01{"model": "stub-model", "prompt": [5, 6], "max_tokens": 5, "logit_bias": {"5": 1}}'
 _WEIGHTS = (
     b"\x40\x00\x00\x00\x00\x00\x00\x00"
@@ -57,7 +58,7 @@ def seeds() -> Mapping[str, tuple[bytes, ...]]:
     ).SerializeToString()
     smgs = mlx.GenerateRequest(request_id="a", tokenized=mlx.TokenizedInput(input_ids=[1, 2]))
     return {
-        "http_bytes": (_CHAT, _PROMPT, b'\x02{"prompt": "Hi"}', b'\x03{"tokens": [5]}'),
+        "http_bytes": (_CHAT, _PROMPT, b'\x02{"prompt": "Hi"}', b'\x03{"tokens": [5]}', _RESPONSES),
         "grpc_bytes": (b"\x00" + wire, b"\x01" + wire, b"\x02" + smgs.SerializeToString()),
         "batch_line": (LINE,),
         "batch_result": (RESULT,),

@@ -124,6 +124,34 @@ completions = st.fixed_dictionaries(
     {"model": _model, "prompt": rarely(text | st.lists(st.integers(0, 9000), max_size=5))},
     optional=dict(_FIELDS),
 )
+_piece = st.fixed_dictionaries(
+    {
+        "type": rarely(st.sampled_from(["input_text", "output_text", "refusal", "input_image"])),
+        "text": rarely(text),
+    }
+)
+_item = st.fixed_dictionaries(
+    {"type": rarely(st.sampled_from(["message", "function_call", "function_call_output", "reasoning"]))},
+    optional={
+        "role": rarely(st.sampled_from(["system", "user", "assistant"])),
+        "content": rarely(text | st.lists(_piece, max_size=2)),
+        "output": rarely(text),
+        "arguments": rarely(st.just("{}")),
+        **dict.fromkeys(("call_id", "name", "id", "status", "summary"), rarely(text)),
+    },
+)
+responses = st.fixed_dictionaries(
+    {"model": _model, "input": rarely(text | st.lists(_item, max_size=3))},
+    optional={
+        "stream": st.booleans(),
+        "text": rarely(
+            _schema.map(lambda of: {"format": {"type": "json_schema", "name": "n", "schema": of}})
+        ),
+        "max_output_tokens": rarely(st.integers(-1, 20)),
+        **dict.fromkeys(("tools", "tool_choice", "reasoning", "store", "previous_response_id"), anything),
+        **dict.fromkeys(("instructions", "include", "metadata", "truncation", "temperature"), anything),
+    },
+)
 tokenize = st.fixed_dictionaries(
     {}, optional={"prompt": rarely(text), "messages": st.lists(message, max_size=3), "tools": anything}
 )
@@ -131,6 +159,7 @@ detokenize = st.fixed_dictionaries({"tokens": rarely(st.lists(st.integers(-1, 90
 http = (
     st.tuples(st.just("/v1/chat/completions"), chats)
     | st.tuples(st.just("/v1/completions"), completions)
+    | st.tuples(st.just("/v1/responses"), responses)
     | st.tuples(st.just("/tokenize"), tokenize)
     | st.tuples(st.just("/detokenize"), detokenize)
 )

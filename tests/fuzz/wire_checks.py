@@ -8,7 +8,7 @@ from deployments.rpc.dflash.v1 import dflash_pb2 as pb
 from deployments.rpc.mlx_messages import pb as mlx
 from tests.fuzz import edges, strategies
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/responses")
 
 
 def http_document(asked: tuple[str, Any]) -> None:
