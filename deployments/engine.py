@@ -5,7 +5,6 @@ use for it.
 """
 
 import asyncio
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from dflash_core.checkpoints import (
     read_max_context,
     read_target_spec,
 )
+from dflash_core.checkpoints.json_file import read_loose_json
 from dflash_core.request import WindowId
 from dflash_core.text.tokenizer import Tokenizer
 
@@ -160,15 +160,17 @@ class LocalEngine:
         """Read tokenizer and configs. Where every lane is elsewhere, no weights are fetched."""
         weights = settings.local_lanes
         target_path, drafter_path = resolve_pair(settings.target, settings.drafter, weights=weights)
+        tokenizer = Tokenizer.load(target_path)
         if weights:  # checked against the configs, all of them
             spec = read_target_spec(target_path)
+            tokenizer.require_within(spec.vocab_size)
             max_context = spec.max_context
             block_size = read_drafter_spec(drafter_path, spec).block_size if drafter_path is not None else 1
         else:
             max_context = read_max_context(target_path)
             block_size = read_block_size(drafter_path) if drafter_path is not None else 1
         file = target_path / "generation_config.json"
-        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        config = read_loose_json(file) if file.exists() else {}
         card = ModelCard(
             names=settings.served_model_names,
             created=int(file.stat().st_mtime) if file.is_file() else 0,
@@ -177,7 +179,7 @@ class LocalEngine:
             drafter=settings.drafter,
             block_size=block_size,
         )
-        return RouterParts(card, Tokenizer.load(target_path))
+        return RouterParts(card, tokenizer)
 
 
 def _sizes(settings: Settings, target_path: Path, drafter_path: Path | None) -> Pair:

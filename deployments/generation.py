@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NewType, Protocol
 
 from deployments.telemetry import Snapshot
+from dflash_core.checkpoints.fields import Fields
 from dflash_core.events import TokenLogprobs
 from dflash_core.request import Sampling
 
@@ -200,18 +201,21 @@ class SamplingDefaults:
 
     @classmethod
     def of_generation_config(cls, config: Mapping[str, object]) -> "SamplingDefaults":
-        """Read a ``generation_config.json``; ``do_sample: false`` means temperature 0."""
+        """Read a ``generation_config.json``; ``do_sample: false`` means temperature 0.
 
-        def number(key: str, default: float) -> float:
-            value = config.get(key)
-            return default if value is None or not isinstance(value, (int, float)) else float(value)
+        Raises CheckpointError for what no client could ask for.
+        """
+        fields = Fields(config, "generation_config.json")
+
+        def number(key: str, default: float, low: float, high: float) -> float:
+            return fields.number(key, low, high) if key in fields else default
 
         return cls(
-            temperature=0.0 if config.get("do_sample") is False else number("temperature", 1.0),
-            top_p=number("top_p", 1.0),
-            top_k=max(0, int(number("top_k", 0))),
-            min_p=number("min_p", 0.0),
-            repetition_penalty=number("repetition_penalty", 1.0),
+            temperature=0.0 if config.get("do_sample") is False else number("temperature", 1.0, 0, 2),
+            top_p=number("top_p", 1.0, 0, 1),
+            top_k=max(0, int(number("top_k", 0, -1, 2**31 - 1))),
+            min_p=number("min_p", 0.0, 0, 1),
+            repetition_penalty=number("repetition_penalty", 1.0, 0.01, 100),
         )
 
 

@@ -25,7 +25,7 @@ from deployments.openai.middleware import (
     failure_response,
     request_id_of,
 )
-from deployments.openai.parse import Schema, check_content_type, parse_body
+from deployments.openai.parse import Schema, check_headers, parse_body
 from deployments.openai.prepare import effective_defaults, require_model
 from deployments.openai.reading import reading_of
 from deployments.openai.respond import GenerationResponse
@@ -74,7 +74,7 @@ def create_app(
 
 def _add_generation(app: FastAPI, backend: Backend, limits: Limits, preparer: Preparer) -> None:
     async def respond(request: Request, schema: type[GenerationRequest], dialect: Dialect) -> Response:
-        check_content_type(request.headers.get("content-type"))
+        check_headers(request.headers)
         body = await _read_body(request, limits.body_timeout_s)
         parsed = parse_body(body, schema)
         ignored = ignored_fields(parsed.extra)
@@ -97,7 +97,7 @@ def _add_generation(app: FastAPI, backend: Backend, limits: Limits, preparer: Pr
     @app.post("/v1/responses", responses=FAILURES)
     async def responses(request: Request) -> Response:
         """Answer with typed items, whole or as server-sent events. Nothing is stored."""
-        check_content_type(request.headers.get("content-type"))
+        check_headers(request.headers)
         body = await _read_body(request, limits.body_timeout_s)
         parsed = parse_body(body, ResponsesRequest)
         chat, ignored = as_chat(parsed)
@@ -117,7 +117,7 @@ def _told(ignored: Sequence[str]) -> dict[str, str]:
 
 def _add_tokenizing(app: FastAPI, backend: Backend, limits: Limits, preparer: Preparer) -> None:
     async def respond(request: Request, schema: type[Schema], work: Callable[[Schema, Backend], Json]):
-        check_content_type(request.headers.get("content-type"))
+        check_headers(request.headers)
         body = await _read_body(request, limits.body_timeout_s)
         return JSONResponse(await preparer.run(len(body), work, parse_body(body, schema), backend))
 
@@ -198,13 +198,14 @@ def _add_failures(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def frameworks(request: Request, error: HTTPException) -> Response:
-        shown = request.url.path
+        # Not ``request.url``: that one is put together with the header ``host``, whatever it says.
+        shown = request.scope["path"]
         shown = shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "..."
-        path = f"{request.method} {shown}"
+        path = f"{request.method[:_MAX_SHOWN]} {shown}"
         translated: DFlashError
         match error.status_code:
             case 404:
-                reason = reason_of(request.url.path.removeprefix(request.scope.get("root_path", "")))
+                reason = reason_of(request.scope["path"].removeprefix(request.scope.get("root_path", "")))
                 because = f"Not served: {path}: {reason}." if reason else f"Unknown route: {path}."
                 translated = RouteNotFound(f"{because} See /docs for those that exist.")
             case 405:

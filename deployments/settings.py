@@ -267,5 +267,7 @@ def _explain(error: ValidationError) -> str:
             known = ", ".join(sorted(Settings.model_fields))
             lines.append(f"{where}: there is no such setting (known: {known})")
         else:
-            lines.append(f"{where}: {fault['msg']}, got {fault['input']!r}")
+            # What was meant as a key is not shown, however wrong it is.
+            got = "" if fault["loc"][:1] == ("api_keys",) else f", got {fault['input']!r}"
+            lines.append(f"{where}: {fault['msg']}{got}")
     return "\n".join(lines)
