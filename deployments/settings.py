@@ -105,6 +105,10 @@ class Settings(_Strict):
     # the drafter loses them (retention.py tells what happens beyond); None: 10 % of the object store
     session_ttl_s: Seconds = 60.0  # idle drafter state is dropped after this
 
+    # Prefix reuse: saved states per target replica. None: 5 % of memory, at most 2 GiB; 0: none is kept.
+    # ``strict`` keeps none either: a state that was made in other chunks may differ in its last bits.
+    prefix_bytes: int | None = Field(default=None, ge=0)
+
     # Machines.
     blas_threads: int | None = Field(default=None, ge=1)  # None: cores shared out over the MLX replicas
     placement: Placement = Placement()

@@ -34,6 +34,7 @@ class Ticket:
     num_drafted: int = 0
     num_walked: int = 0
     num_accepted: int = 0
+    num_cached: int = 0
     has_prompt_logprobs: bool = False
 
     @property
@@ -53,6 +54,7 @@ class Ticket:
             stop_token_ids=generation.stop_token_ids,
             prompt_length=len(generation.prompt_ids),
             num_top_logprobs=generation.num_top_logprobs,
+            save_at=generation.save_at,
             wants_prompt_logprobs=generation.wants_prompt_logprobs and not self.has_prompt_logprobs,
         )
 
@@ -61,6 +63,7 @@ class Ticket:
         return Usage(
             prompt_tokens=len(self.generation.prompt_ids),
             completion_tokens=len(self.committed),
+            cached_tokens=self.num_cached,
             rounds=self.num_rounds,
             drafted=self.num_drafted,
             walked=self.num_walked,
@@ -74,10 +77,7 @@ class Ticket:
         """
         if self.is_over:
             return
-        self.num_rounds += is_round
-        self.num_drafted += row.drafted
-        self.num_walked += row.walked
-        self.num_accepted += row.accepted
+        self._count(row, is_round)
         if row.tokens:
             self.fruitless_moves = 0
             self._note_output(now)
@@ -104,6 +104,14 @@ class Ticket:
             self._end(Ended("stop", self.usage(), last, self.index))
         elif row.finish == "length":
             self._end(Ended("length", self.usage(), index=self.index))
+
+    def _count(self, row: RowProgress, is_round: bool) -> None:
+        self.num_rounds += is_round
+        self.num_drafted += row.drafted
+        self.num_walked += row.walked
+        self.num_accepted += row.accepted
+        if not self.committed:  # a row that moves is read again; what its client has, came of the first time
+            self.num_cached = max(self.num_cached, row.cached_tokens)
 
     def fail(self, error: Exception) -> None:
         """End with an error."""
