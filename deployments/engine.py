@@ -123,14 +123,21 @@ class LocalEngine:
 
         take_traffic = exchange.transport.take_traffic if exchange is not None else lambda: None
         chosen = "fixed" if costs is None else "auto, up to"
+        lane = Lane(
+            open_window,
+            settings.max_windows,
+            take_traffic,
+            max_rows=exactness.max_rows,
+            favours_two=costs is not None and costs.favours_two_windows,
+        )
         facts = {
             "device": backend(),
             "processor": processor(),
             "mlx": mlx_version(),
             "width": "classic" if exactness.widest == 1 else f"{chosen} {exactness.widest}",
             "exactness": exactness.as_json(),
+            "windows": "two, alternating" if lane.favours_two else "one",
         }
-        lane = Lane(open_window, settings.max_windows, take_traffic, max_rows=exactness.max_rows)
         return TargetParts(lane, exchange, facts)
 
     def open_drafter(self, settings: Settings) -> "Sessions":

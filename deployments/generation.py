@@ -44,6 +44,8 @@ class Generation:
     num_top_logprobs: int | None = None  # likeliest tokens to tell beside each; None: no log-probabilities
     echo: str | None = None  # the prompt's text, if the answer is to begin with it
     save_at: tuple[int, ...] = ()  # lengths of the prompt that another one may share: its message boundaries
+    grammar: str | None = None  # what every answer must be, in llguidance's own form
+    grammar_param: str | None = None  # the field of the request that says so
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -154,6 +156,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Ids of a plain text."""
+        ...
+
+    def as_json(self) -> str:
+        """The tokenizer as its file has it."""
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:

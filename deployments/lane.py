@@ -36,8 +36,12 @@ class PlayableWindow(Protocol):
         """A row leaves before the next round."""
         ...
 
+    def begin(self) -> None:
+        """Ask for the drafts of the next step; joins and leaves then take effect after it."""
+        ...
+
     def step(self) -> RoundReport:
-        """At most one prefill chunk, then one round."""
+        """At most one prefill chunk, then one round; the rest of it if it has begun."""
         ...
 
     def close(self) -> None:
@@ -63,8 +67,10 @@ class Lane:
         take_traffic: Callable[[], Traffic | None] = lambda: None,
         *,
         max_rows: int | None = None,
+        favours_two: bool = False,
     ):
         self.max_rows = max_rows  # of a window, where it is less than the settings say
+        self.favours_two = favours_two  # windows that alternate, over one of all rows
         self._open_window = open_window
         self._max_windows = max_windows
         self._take_traffic = take_traffic
@@ -125,7 +131,11 @@ class Lane:
             entry.post(reason)
 
     def step(self) -> bool:
-        """One round of each window that has rows; says whether there is more to play."""
+        """One round of each window that has rows; says whether there is more to play.
+
+        Of several windows, each asks for its next drafts before another verifies, so that the drafter
+        drafts for one while the target is busy with the other.
+        """
         for window_id, entry in list(self._windows.items()):
             if entry.window.has_work:
                 self._play(window_id, entry)
@@ -145,9 +155,12 @@ class Lane:
     def _play(self, window_id: WindowId, entry: _Open) -> None:
         try:
             report = entry.window.step()
+            entry.post(Played(report, entry.acknowledged, self._take_traffic()))
+            if entry.window.has_work and self._have_others_work(window_id):
+                entry.window.begin()
         except Exception as error:  # the window is of no use any more; its rows open elsewhere
             logger.exception("window %s failed", window_id)
-            detail = f"{type(error).__name__}: {error}"
-            self.end(window_id, Closed("failed", detail))
-            return
-        entry.post(Played(report, entry.acknowledged, self._take_traffic()))
+            self.end(window_id, Closed("failed", f"{type(error).__name__}: {error}"))
+
+    def _have_others_work(self, window_id: WindowId) -> bool:
+        return any(other != window_id and entry.window.has_work for other, entry in self._windows.items())

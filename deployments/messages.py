@@ -54,10 +54,14 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The window is open. ``lane`` names the replica, which may play fewer rows than the settings allow."""
+    """The window is open. ``lane`` names the replica, which may play fewer rows than the settings allow.
+
+    ``favours_two``: as it measured, the same rows in two windows that alternate take less time than in one.
+    """
 
     lane: str
     max_rows: int | None = None
+    favours_two: bool = False
 
 
 @dataclass(frozen=True, slots=True)

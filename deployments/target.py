@@ -48,7 +48,7 @@ class TargetReplica:
                 return
             self._thread.wake()
             mail = asyncio.create_task(self._read_mail(opening, inbox))
-            yield Opened(self._name, self._playing.max_rows)
+            yield Opened(self._name, self._playing.max_rows, self._playing.favours_two)
             while True:
                 answer = await answers.get()
                 yield answer

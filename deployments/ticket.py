@@ -56,6 +56,7 @@ class Ticket:
             num_top_logprobs=generation.num_top_logprobs,
             save_at=generation.save_at,
             wants_prompt_logprobs=generation.wants_prompt_logprobs and not self.has_prompt_logprobs,
+            grammar=generation.grammar,
         )
 
     def usage(self) -> Usage:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from dflash_core.constraint import unconstrained
 from dflash_core.events import TokenLogprobs
 from dflash_core.logprobs import Asked, unpack
 from dflash_core.prefixes import Prefixes, Snapshot
@@ -103,9 +104,11 @@ class PrefillBatch:
         Returns the number of prompt tokens read and the rows whose prompt is read whole; the caller
         copies each out and then calls ``release``. Blocks only if there are such rows.
         """
-        remaining = np.array([self._to_stop(slot) for slot in range(len(self.rows))], dtype=np.int32)
-        width = min(self._chunk, max(_SMALLEST_CHUNK, bucket_rows(int(remaining.max(initial=0)))))
-        counts = np.minimum(remaining, width)
+        slots = range(len(self.rows))
+        to_stop = np.array([self._to_stop(slot) for slot in slots], dtype=np.int32)
+        width = min(self._chunk, max(_SMALLEST_CHUNK, bucket_rows(int(to_stop.max(initial=0)))))
+        counts = np.minimum(to_stop, width)
+        is_last = np.array([self._remaining(slot) <= counts[slot] for slot in slots])
         tokens = np.zeros((len(self.rows), width), dtype=np.int32)
         starts = self.caches.lengths.copy()
         for slot, row in enumerate(self.rows):
@@ -116,7 +119,8 @@ class PrefillBatch:
             sampled = [None if row is None else row.sampled() for row in self.rows]
             self._sampling = pack(sampled, self._target.vocab_size)
         scoring = self._scoring(starts, width)
-        verdict = self._target.prefill(self.caches, tokens, counts, self._sampling, scoring)
+        sampling = self._constrained(self._sampling, is_last)
+        verdict = self._target.prefill(self.caches, tokens, counts, sampling, scoring)
         if scoring is not None:
             self._keep_numbers(scoring.asked, verdict, counts)
         row_ids = tuple(None if row is None else row.row_id for row in self.rows)
@@ -140,6 +144,16 @@ class PrefillBatch:
         for snapshot in self._snapshots.pop(row.row_id, ()):
             assert self._prefixes is not None
             self._prefixes.keep(row.request.tokens, snapshot)
+
+    def _constrained(self, sampling: SamplingArrays, is_last: np.ndarray) -> SamplingArrays:
+        """With what grammars allow as first token, for rows whose chunk ``is_last`` [B]."""
+        if not sampling.variant.is_masked:
+            return sampling
+        places = unconstrained(len(self.rows), 1, self._target.vocab_size)
+        for slot, row in enumerate(self.rows):
+            if row is not None and is_last[slot]:
+                row.constrain(places[slot], ())
+        return sampling.masked(places)
 
     def _finished(self, verdict: Verdict) -> list[Prefilled]:
         done = [

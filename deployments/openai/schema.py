@@ -22,6 +22,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, from_json
 
+from deployments.openai.formats import Choices, Pattern, ResponseFormat, SchemaOrText, StructuredOutputs
+
 _MAX_INT = 2**31 - 1
 
 TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
@@ -174,6 +176,12 @@ class GenerationRequest(_Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaOrText | None = None
+    guided_regex: Pattern | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Pattern | None = None
 
     @property
     def extra(self) -> Mapping[str, object]:

@@ -63,6 +63,10 @@ tools = st.fixed_dictionaries(
         "function": st.fixed_dictionaries({"name": st.text(max_size=5), "parameters": anything}),
     }
 )
+formats = st.fixed_dictionaries(
+    {"type": st.just("json_schema")},
+    optional={"json_schema": st.fixed_dictionaries({"name": st.just("a")}, optional={"schema": anything})},
+)
 fields: dict[str, st.SearchStrategy[Any]] = {
     "messages": st.lists(messages, max_size=4) | anything,
     "prompt": st.text(max_size=20) | st.lists(st.integers(0, 9000), max_size=5) | anything,
@@ -71,12 +75,17 @@ fields: dict[str, st.SearchStrategy[Any]] = {
     "stop_token_ids": st.lists(st.integers(-1, 9000), max_size=4) | anything,
     "stream": st.booleans(),
     "stream_options": st.fixed_dictionaries({"include_usage": st.booleans() | anything}) | anything,
+    "response_format": formats | anything,
+    "structured_outputs": st.fixed_dictionaries({"json": anything}) | anything,
+    "guided_regex": st.text(max_size=5) | anything,
+    "guided_grammar": st.text(max_size=20) | anything,
+    "tool_choice": st.just("required") | anything,
     "chat_template_kwargs": st.dictionaries(st.text(max_size=5), anything, max_size=3),
 } | {
     name: st.integers(-2, 400) | st.floats(-1, 3) | anything
     for name in (
         *("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n"),
-        *("logprobs", "logit_bias", "echo", "presence_penalty", "response_format", "tool_choice"),
+        *("logprobs", "logit_bias", "echo", "presence_penalty"),
         *("ignore_eos", "return_token_ids", "best_of", "user", "unknown"),
         *("top_logprobs", "frequency_penalty", "repetition_penalty", "min_tokens"),
     )
