@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import dflash_core  # loads the BLAS that MLX is to find, so it comes first
+
 # isort: split
 import httpx2
 
@@ -163,6 +165,7 @@ def main() -> None:
     questions = [json.loads(line)["body"]["messages"][-1]["content"] for line in lines if line]
     tokenizer = Tokenizer.load(options.target)
     print(json.dumps(machine()))
+    assert dflash_core.blas.prepare() is not None
     player = There(options.url) if options.url else Here(options.target, options.drafter, options.width)
     arms: dict[str, list[Result]] = {
         "first turn, nothing saved": [],

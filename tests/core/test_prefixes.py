@@ -4,12 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_core.events import RoundReport
+from dflash_core.parity import compare
 from dflash_core.prefix_store import Origin, PrefixStore
 from dflash_core.prefixes import LEAST_GAIN, Prefixes, SavedContext, Snapshot
 from dflash_core.request import RowId, RowRequest, WindowId
@@ -262,6 +264,30 @@ def test_what_was_made_by_others_is_not_used() -> None:
         assert cached(reports, "again") == 0
     reports, _ = played(store, replace(first, row_id=RowId("again")))
     assert cached(reports, "again") == 37
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "4-bit"])
+def test_warm_rows_of_low_precision_pass_the_gate_against_cold_ones(kind: str) -> None:
+    lane = make_lane(mx.bfloat16) if kind == "bfloat16" else make_lane(mx.float32, quantize=4)
+    drafter = local(lane)
+
+    def say(request: RowRequest, store: PrefixStore[Snapshot]) -> tuple[tuple[int, ...], int]:
+        policy = open_window(lane).policy
+        window = Window(WINDOW, lane.target, drafter, policy, Prefixes(store, HERE, drafter))
+        window.admit(request)
+        reports = finish(window)
+        window.close()
+        return tokens_of(reports)[request.row_id], cached(reports, request.row_id)
+
+    store = new_store()
+    first = replace(row("first", prompt(14, 60), 12), save_at=(57,))
+    said, _ = say(first, store)
+    second = row("second", (*first.tokens, *said, *prompt(15, 8)), 16)
+    warm, num_cached = say(second, store)
+    cold, _ = say(second, new_store())
+    assert num_cached == 71
+    verdict = compare(lane.target, second, cold, warm)
+    assert verdict.passes(1.0), verdict
 
 
 def test_a_row_that_is_not_finite_leaves_nothing() -> None:
