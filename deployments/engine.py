@@ -86,8 +86,8 @@ class LocalEngine:
 
         target_path, drafter_path = resolve_pair(settings.target, settings.drafter)
         limit = memory.find_limit()
-        wanted = 0 if settings.strict else settings.prefix_bytes
-        pair = with_prefixes(_sizes(settings, target_path, drafter_path), wanted, limit)
+        sizes = _sizes(settings, target_path, drafter_path)
+        pair = with_prefixes(sizes, settings.wanted_prefix_bytes, limit)
         require_room(pair, limit, has_drafter=False)
         target, spec = build_target(target_path, None)
         drafter_spec = read_drafter_spec(drafter_path, spec) if drafter_path is not None else None
@@ -186,11 +186,13 @@ def _prefixes(
     num_bytes: int, target: "Target", fingerprint: str, drafter: "RemoteDrafter | NoDrafter"
 ) -> "Prefixes | None":
     from deployments.exchange.transport import dtype_name
+    from deployments.warm import warm_copies
     from dflash_core.prefix_store import Origin, PrefixStore
     from dflash_core.prefixes import Prefixes
 
     if num_bytes == 0:
         return None
+    warm_copies(target)
     origin = Origin(fingerprint, drafter.fingerprint, dtype_name(target.feature_dtype))
     return Prefixes(PrefixStore(num_bytes), origin, drafter)
 

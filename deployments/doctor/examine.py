@@ -58,7 +58,7 @@ def _computing(settings: Settings, options: DoctorOptions) -> Iterator[Finding]:
     target, drafter = resolve_pair(settings.target, settings.drafter)
     pair = read_pair(target, drafter, rows=settings.max_rows, max_context=settings.max_context)
     limit = find_limit()
-    memory = models.check_memory(with_prefixes(pair, settings.prefix_bytes, limit), limit)
+    memory = models.check_memory(with_prefixes(pair, settings.wanted_prefix_bytes, limit), limit)
     yield memory
     if options.has_trial and drafter is not None and memory.level != "error":
         yield from _trial(target, drafter, options.trial_s)
