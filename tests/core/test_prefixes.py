@@ -1,5 +1,6 @@
 """Prefix reuse: what begins from a saved state says what it says from the start, and drafts as well."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
 from dflash_core.events import RoundReport
+from dflash_core.loading import LoadedLane
 from dflash_core.parity import compare
 from dflash_core.prefix_store import Origin, PrefixStore
 from dflash_core.prefixes import LEAST_GAIN, Prefixes, SavedContext, Snapshot
@@ -36,6 +39,7 @@ from tests.core.engine_fixtures import (
     tiny_lane,
     tokens_of,
 )
+from tests.core.grammar_fixtures import follower, grammar_lane, spelled
 
 HERE = Origin("target", "drafter", "float64")
 SAMPLINGS: tuple[dict[str, Any], ...] = (
@@ -266,25 +270,36 @@ def test_what_was_made_by_others_is_not_used() -> None:
     assert cached(reports, "again") == 37
 
 
+def say(lane: LoadedLane, request: RowRequest, store: PrefixStore[Snapshot]) -> tuple[tuple[int, ...], int]:
+    """What a row says with the lane's own drafter, and how many of its tokens were saved."""
+    policy, drafter = open_window(lane).policy, local(lane)
+    window = Window(WINDOW, lane.target, drafter, policy, Prefixes(store, HERE, drafter))
+    window.admit(request)
+    reports = finish(window)
+    window.close()
+    return tokens_of(reports)[request.row_id], cached(reports, request.row_id)
+
+
+def test_a_grammar_begins_behind_the_prompt_wherever_its_chunks_end() -> None:
+    lane, store = grammar_lane(), new_store()
+    grammar = LLMatcher.grammar_from_regex("[a-z]{2,6}( [a-z]{2,6}){0,2}")
+    plain = follower("plain", grammar, prompt(16, 60), 40, temperature=1.5, seed=21)
+    cut = replace(plain, save_at=(20, 57))
+    answers = [say(lane, request, store) for request in (plain, cut, cut)]
+    assert [num_cached for _, num_cached in answers] == [0, 0, 57]
+    assert re.fullmatch("[a-z ]+", spelled(answers[0][0]))
+    assert answers[0][0] == answers[1][0] == answers[2][0]
+
+
 @pytest.mark.parametrize("kind", ["bfloat16", "4-bit"])
 def test_warm_rows_of_low_precision_pass_the_gate_against_cold_ones(kind: str) -> None:
     lane = make_lane(mx.bfloat16) if kind == "bfloat16" else make_lane(mx.float32, quantize=4)
-    drafter = local(lane)
-
-    def say(request: RowRequest, store: PrefixStore[Snapshot]) -> tuple[tuple[int, ...], int]:
-        policy = open_window(lane).policy
-        window = Window(WINDOW, lane.target, drafter, policy, Prefixes(store, HERE, drafter))
-        window.admit(request)
-        reports = finish(window)
-        window.close()
-        return tokens_of(reports)[request.row_id], cached(reports, request.row_id)
-
     store = new_store()
     first = replace(row("first", prompt(14, 60), 12), save_at=(57,))
-    said, _ = say(first, store)
+    said, _ = say(lane, first, store)
     second = row("second", (*first.tokens, *said, *prompt(15, 8)), 16)
-    warm, num_cached = say(second, store)
-    cold, _ = say(second, new_store())
+    warm, num_cached = say(lane, second, store)
+    cold, _ = say(lane, second, new_store())
     assert num_cached == 71
     verdict = compare(lane.target, second, cold, warm)
     assert verdict.passes(1.0), verdict
