@@ -46,6 +46,7 @@ class Generation:
     save_at: tuple[int, ...] = ()  # lengths of the prompt that another one may share: its message boundaries
     grammar: str | None = None  # what every answer must be, in llguidance's own form
     grammar_param: str | None = None  # the field of the request that says so
+    num_continued: int = 0  # of the last prompt_ids: an answer begun elsewhere, which goes on here
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -38,7 +38,7 @@ HEALTH_PERIOD_S = 1.0
 class Ingress(RouterReplica):
     """Names each RPC as Serve looks for it, and passes it on."""
 
-    def __init__(self, settings: Settings, engine: Engine, target: DeploymentHandle):
+    def __init__(self, settings: Settings, engine: Engine, target: DeploymentHandle | None):
         super().__init__(settings, engine, target)
         access = Access(KeyRing(keys_of(settings)))
         entrance = Entrance(self, self.limits, access)

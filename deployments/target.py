@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 from ray import serve
@@ -13,8 +14,10 @@ from deployments.engine import Engine, TargetParts
 from deployments.exchange.handle import HandleLink
 from deployments.inbox import Mailbox
 from deployments.lane import Lane
+from deployments.lanes import Standing
 from deployments.messages import Answer, Closed, Opened, Opening, Refused
 from deployments.mlx_thread import MlxThread
+from deployments.scaling import Demand
 from deployments.settings import Settings
 
 logger = logging.getLogger("dflash.target")
@@ -27,6 +30,7 @@ class TargetReplica:
         """Load and warm the model on the MLX thread; the replica is ready when this returns."""
         self._name = _replica_name()
         self._parts: TargetParts | None = None
+        self._demand = Demand()
         self._thread = MlxThread("target", work=self._step)
         link = HandleLink(drafter) if drafter is not None else None
         loop = asyncio.get_running_loop()
@@ -48,7 +52,7 @@ class TargetReplica:
                 return
             self._thread.wake()
             mail = asyncio.create_task(self._read_mail(opening, inbox))
-            yield Opened(self._name, self._playing.max_rows, self._playing.favours_two)
+            yield Opened(self._name, self._playing.max_rows)
             while True:
                 answer = await answers.get()
                 yield answer
@@ -58,6 +62,18 @@ class TargetReplica:
             if mail is not None:
                 mail.cancel()
             self._thread.submit(lambda: self._playing.close(window_id))
+
+    async def standing(self, router: str, num_waiting: int) -> Standing:
+        """What routers read about once a second, at once: not even a round is waited for.
+
+        Each tells how many requests it has no place for, which is what Serve scales by.
+        """
+        self._demand.hear(router, num_waiting)
+        return replace(self._playing.standing, lane=self._name)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve's hook: what ``scaling.by_rows`` decides by."""
+        return self._demand.figures(self._playing.standing.num_rows)
 
     async def stats(self) -> dict[str, Any]:
         """What this replica plays now."""

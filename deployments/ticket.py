@@ -52,7 +52,7 @@ class Ticket:
             max_tokens=max(generation.max_tokens - len(self.committed), 1),
             sampling=generation.sampling.for_choice(self.index),
             stop_token_ids=generation.stop_token_ids,
-            prompt_length=len(generation.prompt_ids),
+            prompt_length=len(generation.prompt_ids) - generation.num_continued,
             num_top_logprobs=generation.num_top_logprobs,
             save_at=generation.save_at,
             wants_prompt_logprobs=generation.wants_prompt_logprobs and not self.has_prompt_logprobs,
@@ -111,8 +111,7 @@ class Ticket:
         self.num_drafted += row.drafted
         self.num_walked += row.walked
         self.num_accepted += row.accepted
-        if not self.committed:  # a row that moves is read again; what its client has, came of the first time
-            self.num_cached = max(self.num_cached, row.cached_tokens)
+        self.num_cached = max(self.num_cached, row.cached_tokens)
 
     def fail(self, error: Exception) -> None:
         """End with an error."""

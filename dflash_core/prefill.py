@@ -33,7 +33,7 @@ class Prefilled:
     is_finite: bool
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the first token, if the row asked
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    cached_tokens: int = 0  # of the prompt's, those that a saved prefix stood for
+    cached_tokens: int = 0  # of a fresh row's, those that a saved prefix stood for
 
 
 class PrefillBatch:
@@ -172,7 +172,7 @@ class PrefillBatch:
                 bool(outcome.is_finite[slot]),
                 outcome.logprobs(slot, row.request, 1),
                 self._prompt_logprobs(row),
-                min(self._began.get(row.row_id, 0), row.prompt_length),
+                self._num_cached(row),
             )
             for slot, row in done
         ]
@@ -223,6 +223,11 @@ class PrefillBatch:
         if self.num_rows == 0 and (len(self.rows) > 1 or self.caches.capacity > self._first_capacity):
             self.rows = [None]
             self.caches = self._target.new_caches(1, self._first_capacity)
+
+    def _num_cached(self, row: Row) -> int:
+        """None of a row that goes on here: its prompt had been read elsewhere before."""
+        is_fresh = row.prompt_length == len(row.request.tokens)
+        return self._began.get(row.row_id, 0) if is_fresh else 0
 
     def _to_stop(self, slot: int) -> int:
         """Tokens to the prompt's end, or to the next place where the row is to be saved."""

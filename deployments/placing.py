@@ -1,0 +1,59 @@
+"""Where the next row goes: the lane with room and the least expected wait, there the first such window.
+
+Where two windows that alternate are faster than one, the rows of one are shared between two.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from deployments.burst import BurstWindow
+from deployments.lanes import Board, LaneView
+
+
+class Places:
+    """Free places at one moment, from one pass over a router's windows. ``max_windows`` is for each lane."""
+
+    def __init__(self, board: Board, windows: Iterable[BurstWindow], max_windows: int):
+        self._board = board
+        self._max_windows = max_windows
+        self._windows: dict[str, list[BurstWindow]] = {}
+        for window in windows:
+            self._windows.setdefault(window.lane, []).append(window)
+
+    def best(self) -> tuple[LaneView, BurstWindow | None] | None:
+        """A lane and its window to join, None where one has to be opened; None if there is no room at all.
+
+        Of lanes that promise the same, the one with the fewest rows of ours.
+        """
+        lane = min(self._open(), key=self._rank, default=None)
+        return None if lane is None else (lane, next(self._joinable(lane), None))
+
+    @property
+    def num_free(self) -> int:
+        """Rows that could be placed at once."""
+        return sum(self._room(lane) for lane in self._open())
+
+    def _open(self) -> Iterator[LaneView]:
+        return (lane for lane in self._board if not lane.is_pausing and self._room(lane) > 0)
+
+    def _rank(self, lane: LaneView) -> tuple[float, int]:
+        num_rows = sum(len(window.tickets) for window in self._windows.get(lane.name, ()))
+        return lane.expected_wait_s(num_rows), num_rows
+
+    def _room(self, lane: LaneView) -> int:
+        """Rows that fit into a lane's windows that take joins, and into those still to open."""
+        num_windows, max_rows = self._windows_of(lane)
+        joinable = [window for window in self._windows.get(lane.name, ()) if window.is_joinable]
+        unopened = max(0, num_windows - len(joinable)) * max_rows
+        left = sum(max(0, max_rows - len(window.tickets)) for window in joinable)
+        return int(min(unopened + left, lane.room))
+
+    def _joinable(self, lane: LaneView) -> Iterator[BurstWindow]:
+        _, max_rows = self._windows_of(lane)
+        windows = self._windows.get(lane.name, ())
+        return (w for w in windows if w.is_joinable and len(w.tickets) < max_rows)
+
+    def _windows_of(self, lane: LaneView) -> tuple[int, int]:
+        """How many windows a lane is given, and how many rows each."""
+        if lane.standing.favours_two and self._max_windows == 1 and lane.max_rows > 1:
+            return 2, -(-lane.max_rows // 2)
+        return self._max_windows, lane.max_rows
