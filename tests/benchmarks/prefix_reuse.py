@@ -5,8 +5,8 @@
     python -m tests.benchmarks.prefix_reuse --prompts FILE --url http://127.0.0.1:8000
 
 Each repetition plays both arms on chats of their own: *cold* asks the second turn of a chat that nobody has
-asked before, *warm* asks its first turn and then the second. The first repetition is not counted. In this
-process also the cost of saving: the first turn with and without a store, from its first token to its last.
+asked before, *warm* asks its first turn and then the second. The first repetition is not counted. With
+--plain, in this process, also what saving costs: a first turn without a store, beside the one with it.
 """
 
 import argparse
@@ -160,6 +160,7 @@ def main() -> None:
     parser.add_argument("--answer", type=int, default=48)
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--plain", action="store_true", help="also a first turn that saves nothing")
     options = parser.parse_args()
     lines = options.prompts.read_text(encoding="utf-8").split("\n")
     questions = [json.loads(line)["body"]["messages"][-1]["content"] for line in lines if line]
@@ -175,6 +176,8 @@ def main() -> None:
     }
     for repetition in range(options.repeat + 1):
         played = _play(player, tokenizer, questions, options, f"{time.time_ns()}")
+        line = {name: round(1e3 * result.first_s, 1) for name, result in played.items()}
+        print(f"repetition {repetition}, ms to the first token: {line}", flush=True)
         if repetition:
             for name, result in played.items():
                 arms[name].append(result)
@@ -201,7 +204,7 @@ def _play(
 ) -> dict[str, Result]:
     question = {"role": "user", "content": questions[-1]}
     played: dict[str, Result] = {}
-    if isinstance(player, Here):
+    if isinstance(player, Here) and options.plain:
         chat = long_chat(tokenizer, questions, options.tokens, f"{name} b")
         played["first turn, nothing saved"] = player.ask(chat, options.answer, saves=False)
     chat = long_chat(tokenizer, questions, options.tokens, f"{name} a")
