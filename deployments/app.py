@@ -79,9 +79,12 @@ def _bind_target(settings: Settings, arguments: tuple[Settings, Engine]) -> Appl
 
 
 def _max_windows(settings: Settings) -> int:
-    """Windows of one target: a place for those that each router fills, or the queue of one would wait."""
-    router = settings.placement.router
-    return max(settings.max_windows, settings.windows_per_router * (router.max_replicas or router.replicas))
+    """Windows of one target: a place for those that each router fills, or the queue of one would wait.
+
+    A router shares the rows of one window between two where that is faster.
+    """
+    router, each = settings.placement.router, max(2, settings.windows_per_router)
+    return max(settings.max_windows, each * (router.max_replicas or router.replicas))
 
 
 def _options(settings: Settings, place: Place, *, wants_blas: bool) -> dict[str, Any]:
@@ -97,8 +100,10 @@ def _options(settings: Settings, place: Place, *, wants_blas: bool) -> dict[str,
         "graceful_shutdown_wait_loop_s": 0.5,
         "health_check_period_s": 2.0,
         "health_check_timeout_s": 30.0,
-        # One line for every round would cost more than the call.
-        "logging_config": LoggingConfig(enable_access_log=not wants_blas),
+        # One line for every round would cost more than the call; the router writes its own for each request.
+        "logging_config": LoggingConfig(
+            enable_access_log=False, encoding="JSON" if settings.log_format == "json" else "TEXT"
+        ),
     }
     options["num_replicas"] = place.replicas
     return options

@@ -142,7 +142,10 @@ class BurstWindow:
                         case Closed() | Refused():
                             ending = answer
         except Exception as error:  # the replica died, or Serve could not reach it
-            logger.warning("window %s broke off: %s: %s", self.window_id, type(error).__name__, error)
+            told = {"window": self.window_id}
+            logger.warning(
+                "window %s broke off: %s: %s", self.window_id, type(error).__name__, error, extra=told
+            )
         finally:
             self.is_joinable = False
             self._stage.forget(self.window_id)
@@ -174,7 +177,7 @@ class BurstWindow:
             if number <= played.acknowledged or ticket.row_id in moving:
                 del self._unacknowledged[number]
                 if not ticket.is_over:
-                    ticket.events.put_nowait(Started(self.window_id, self.lane))
+                    ticket.events.put_nowait(Started(self.window_id, self.lane, ticket.waited_s))
 
     def _give_back(self, returned: Returned) -> None:
         ticket = self.tickets.pop(returned.row_id, None)

@@ -145,7 +145,8 @@ class Desk:
             ticket.events = events
         num_before = len(self._waiting)
         self._waiting.extend(tickets.values())
-        if len(self._waiting) - self._places().num_free > self._max_queue:
+        num_waiting = len(self._waiting)
+        if num_waiting > self._max_queue and num_waiting - self._places().num_free > self._max_queue:
             for ticket in tickets.values():
                 self._waiting.remove(ticket)
             raise QueueFull(
@@ -211,7 +212,8 @@ class Desk:
         if not ticket.was_admitted:
             ticket.was_admitted = True
             prompt_tokens = len(ticket.generation.prompt_ids)
-            self._statistics.observe_admitted(prompt_tokens, time.monotonic() - ticket.arrived)
+            ticket.waited_s = time.monotonic() - ticket.arrived
+            self._statistics.observe_admitted(prompt_tokens, ticket.waited_s)
         return ticket
 
     def _new_window(self, lane: LaneView) -> BurstWindow:

@@ -44,9 +44,9 @@ class Generation:
     num_top_logprobs: int | None = None  # likeliest tokens to tell beside each; None: no log-probabilities
     echo: str | None = None  # the prompt's text, if the answer is to begin with it
     save_at: tuple[int, ...] = ()  # lengths of the prompt that another one may share: its message boundaries
+    num_continued: int = 0  # of the last prompt_ids: an answer begun elsewhere, which goes on here
     grammar: str | None = None  # what every answer must be, in llguidance's own form
     grammar_param: str | None = None  # the field of the request that says so
-    num_continued: int = 0  # of the last prompt_ids: an answer begun elsewhere, which goes on here
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -91,6 +91,7 @@ class Started:
 
     window: str
     lane: str
+    waited_s: float = 0.0  # from its arrival to its first place
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ class Lane:
             if entry.window.has_work and self._have_others_work(window_id):
                 entry.window.begin()
         except Exception as error:  # the window is of no use any more; its rows open elsewhere
-            logger.exception("window %s failed", window_id)
+            logger.exception("window %s failed", window_id, extra={"window": window_id})
             self.end(window_id, Closed("failed", f"{type(error).__name__}: {error}"))
 
     def _have_others_work(self, window_id: WindowId) -> bool:

@@ -3,7 +3,7 @@
 Where two windows that alternate are faster than one, the rows of one are shared between two.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from deployments.burst import BurstWindow
 from deployments.lanes import Board, LaneView
@@ -24,33 +24,38 @@ class Places:
 
         Of lanes that promise the same, the one with the fewest rows of ours.
         """
-        lane = min(self._open(), key=self._rank, default=None)
-        return None if lane is None else (lane, next(self._joinable(lane), None))
+        best: LaneView | None = None
+        least: tuple[float, int] = (0.0, 0)
+        for lane in self._board:
+            if lane.is_pausing or self._room(lane) <= 0:
+                continue
+            num_rows = sum([len(window.tickets) for window in self._windows.get(lane.name, ())])
+            rank = (lane.expected_wait_s(num_rows), num_rows)
+            if best is None or rank < least:
+                best, least = lane, rank
+        return None if best is None else (best, self._joinable(best))
 
     @property
     def num_free(self) -> int:
         """Rows that could be placed at once."""
-        return sum(self._room(lane) for lane in self._open())
+        return int(sum(max(0, self._room(lane)) for lane in self._board if not lane.is_pausing))
 
-    def _open(self) -> Iterator[LaneView]:
-        return (lane for lane in self._board if not lane.is_pausing and self._room(lane) > 0)
-
-    def _rank(self, lane: LaneView) -> tuple[float, int]:
-        num_rows = sum(len(window.tickets) for window in self._windows.get(lane.name, ()))
-        return lane.expected_wait_s(num_rows), num_rows
-
-    def _room(self, lane: LaneView) -> int:
+    def _room(self, lane: LaneView) -> float:
         """Rows that fit into a lane's windows that take joins, and into those still to open."""
-        num_windows, max_rows = self._windows_of(lane)
-        joinable = [window for window in self._windows.get(lane.name, ()) if window.is_joinable]
-        unopened = max(0, num_windows - len(joinable)) * max_rows
-        left = sum(max(0, max_rows - len(window.tickets)) for window in joinable)
-        return int(min(unopened + left, lane.room))
+        num_unopened, max_rows = self._windows_of(lane)
+        places = 0
+        for window in self._windows.get(lane.name, ()):
+            if window.is_joinable:
+                num_unopened -= 1
+                places += max(0, max_rows - len(window.tickets))
+        return min(places + max(0, num_unopened) * max_rows, lane.room)
 
-    def _joinable(self, lane: LaneView) -> Iterator[BurstWindow]:
+    def _joinable(self, lane: LaneView) -> BurstWindow | None:
         _, max_rows = self._windows_of(lane)
-        windows = self._windows.get(lane.name, ())
-        return (w for w in windows if w.is_joinable and len(w.tickets) < max_rows)
+        for window in self._windows.get(lane.name, ()):
+            if window.is_joinable and len(window.tickets) < max_rows:
+                return window
+        return None
 
     def _windows_of(self, lane: LaneView) -> tuple[int, int]:
         """How many windows a lane is given, and how many rows each."""

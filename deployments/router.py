@@ -18,6 +18,8 @@ from deployments.desk import Desk
 from deployments.engine import Engine
 from deployments.generation import Event, Generation, ModelCard
 from deployments.keys import keys_of
+from deployments.observing.exporting import exporting_to
+from deployments.observing.watch import Watch
 from deployments.openai.limits import Limits
 from deployments.remote import remote_lanes
 from deployments.serve_stage import STATS_TIMEOUT_S
@@ -39,6 +41,8 @@ class RouterReplica:
         self._parts = engine.open_router(settings)
         name = _engine_name()
         self._statistics = Statistics(settings.served_model_names[0], name)
+        self._exporting = exporting_to(settings.trace_endpoint, name)
+        self._watch = Watch(self._exporting.tracer, settings.trace_round_every)
         self._knows_probe = False  # the target's findings do not change while it lives
         self._stages = Stages(name, target, remote_lanes(settings, self._parts))
         self._desk = Desk(
@@ -58,7 +62,9 @@ class RouterReplica:
 
         # Serve's proxy returns the request id.
         keys = keys_of(self._settings)
-        return create_app(self, limits=self.limits, api_keys=keys, returns_request_id=False)
+        return create_app(
+            self, limits=self.limits, api_keys=keys, returns_request_id=False, watch=self._watch
+        )
 
     @property
     def limits(self) -> Limits:
@@ -79,7 +85,7 @@ class RouterReplica:
     async def generate(self, generation: Generation) -> AsyncGenerator[Event, None]:
         """Play a request."""
         self._stages.watch(self._desk)
-        async with aclosing(self._desk.play(generation)) as events:
+        async with aclosing(self._watch.played(generation, self._desk.play(generation))) as events:
             async for event in events:
                 yield event
 
@@ -127,6 +133,7 @@ class RouterReplica:
         if hasattr(self, "_desk"):
             self._desk.close()
             self._stages.close()
+            self._exporting.stop()
 
     def _new_text(self, generation: Generation) -> TextStream:
         least = max(0, generation.sampling.min_tokens - generation.num_continued)

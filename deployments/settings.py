@@ -114,6 +114,12 @@ class Settings(_Strict):
     # Saved states of chats per target replica. None: 5 % of memory, at most 2 GiB; 0 or strict: none is kept.
     prefix_bytes: int | None = Field(default=None, ge=0)
 
+    # Visibility.
+    log_format: Literal["text", "json"] = "text"
+    log_dir: Path | None = None  # a file for each replica; None: standard error, which Ray keeps
+    trace_endpoint: str | None = None  # an OTLP collector's address; None: nothing is sent
+    trace_round_every: int = Field(default=16, ge=0)  # which rounds of a traced request are told; 0: none
+
     # Machines.
     blas_threads: int | None = Field(default=None, ge=1)  # None: cores shared out over the MLX replicas
     placement: Placement = Placement()

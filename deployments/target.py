@@ -17,6 +17,7 @@ from deployments.lane import Lane
 from deployments.lanes import Standing
 from deployments.messages import Answer, Closed, Opened, Opening, Refused
 from deployments.mlx_thread import MlxThread
+from deployments.observing.lines import write_logs
 from deployments.scaling import Demand
 from deployments.settings import Settings
 
@@ -29,6 +30,7 @@ class TargetReplica:
     async def __init__(self, settings: Settings, engine: Engine, drafter: DeploymentHandle | None = None):
         """Load and warm the model on the MLX thread; the replica is ready when this returns."""
         self._name = _replica_name()
+        write_logs(settings.log_format, settings.log_dir, "target")
         self._parts: TargetParts | None = None
         self._demand = Demand()
         self._thread = MlxThread("target", work=self._step)
@@ -118,7 +120,8 @@ class TargetReplica:
                 self._thread.submit(lambda batch=letters: self._playing.apply(window_id, batch))
                 self._thread.wake()
         except RayError as error:
-            logger.warning("window %s lost its inbox: %s", window_id, type(error).__name__)
+            told = {"window": window_id}
+            logger.warning("window %s lost its inbox: %s", window_id, type(error).__name__, extra=told)
             self._thread.submit(lambda: self._playing.end(window_id, Closed("inbox_lost")))
 
 

@@ -27,6 +27,7 @@ class Ticket:
     events: "asyncio.Queue[Event | Exception]" = field(default_factory=asyncio.Queue)
     is_over: bool = False
     was_admitted: bool = False
+    waited_s: float = 0.0  # from its arrival to its first place
     first_token_at: float | None = None
     last_token_at: float | None = None
     fruitless_moves: int = 0

@@ -60,11 +60,14 @@ def _json_object(text: str) -> str:
     return text
 
 
+JsonObjectText = Annotated[str, AfterValidator(_json_object), Field(description="a JSON object as text")]
+
+
 class CalledFunction(_Strict):
     """The function that an assistant called."""
 
     name: str
-    arguments: Annotated[str, AfterValidator(_json_object), Field(description="a JSON object as text")]
+    arguments: JsonObjectText
 
 
 class ToolCall(_Strict):

@@ -65,8 +65,13 @@ def parse(spec: pb.GenerationSpec) -> GenerationRequest:
     return request
 
 
-def continued(generation: Generation, spec: pb.GenerationSpec) -> Generation:
-    """The same generation as the rest of an answer that was begun elsewhere; raises ``InvalidRequest``."""
+def amended(generation: Generation, spec: pb.GenerationSpec) -> Generation:
+    """With what OpenAI's schema has no field for: a grammar, and an answer's beginning elsewhere.
+
+    Raises ``InvalidRequest``.
+    """
+    if spec.HasField("grammar"):
+        generation = replace(generation, grammar=spec.grammar, grammar_param="spec.grammar")
     count = spec.continued
     if not count:
         return generation

@@ -20,6 +20,7 @@ from dflash_core.events import RoundReport, RowProgress
 from dflash_core.request import RowId, RowRequest, WindowId
 from dflash_core.text.stream import TextStream
 from dflash_core.text.tokenizer import Tokenizer as RealTokenizer
+from tests.benchmarks.cpu_clock import CpuTimeLoop
 
 ROUND_S = 0.066  # M3 Ultra, Qwen3.5-4B 4-bit, block 16, 4 rows
 TICK_S = 1e-4  # resolution of a stamp
@@ -130,11 +131,11 @@ class SimulatedLane:
     def _wake(self) -> None:
         if not self._is_due:
             self._is_due = True
-            self._await_round(time.monotonic())
+            self._await_round(asyncio.get_running_loop().time())
 
     def _await_round(self, now: float) -> None:
         due = now + self._round_s
-        asyncio.get_running_loop().call_at(due, self._end_round, due)  # the loop's clock is the monotonic one
+        asyncio.get_running_loop().call_at(due, self._end_round, due)
 
     def _end_round(self, due: float) -> None:
         began = time.thread_time()
@@ -148,7 +149,11 @@ class SimulatedLane:
         self._is_due = has_work
         if has_work:
             self._await_round(due)
-        self.cpu_s += time.thread_time() - began
+        taken = time.thread_time() - began
+        self.cpu_s += taken
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, CpuTimeLoop):
+            loop.excuse(taken)
 
 
 class SimulatedStage(Stage):
