@@ -45,6 +45,7 @@ class Generation:
     num_choices: int = 1  # answers, each a row with a seed of its own
     num_top_logprobs: int | None = None  # likeliest tokens to tell beside each; None: no log-probabilities
     echo: str | None = None  # the prompt's text, if the answer is to begin with it
+    save_at: tuple[int, ...] = ()  # lengths of the prompt that another one may share: its message boundaries
     num_continued: int = 0  # of the last prompt_ids: an answer begun elsewhere, which goes on here
     grammar: str | None = None  # what every answer must be, in llguidance's own form
     grammar_param: str | None = None  # the field of the request that says so
@@ -230,6 +231,7 @@ class ModelCard:
     drafter: str | None = None
     block_size: int = 1  # widest block, the anchor included
     owned_by: str = "dflash-serve"
+    message_opener: int | None = None  # the control token that begins a message, if the template has one
 
 
 class Backend(Protocol):
