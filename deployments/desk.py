@@ -16,6 +16,7 @@ from deployments.generation import Ended, Event, Generation
 from deployments.messages import Closed, Opened, Played, Refused, Traffic
 from deployments.telemetry import Statistics
 from deployments.ticket import Ticket
+from deployments.view import WindowView
 from dflash_core.errors import DeadlineExceeded, InvalidRequest, QueueFull, Unavailable
 from dflash_core.request import WindowId
 from dflash_core.text.stream import TextStream
@@ -72,6 +73,10 @@ class Desk:
     def num_windows(self) -> int:
         """Windows open, those that run out included."""
         return len(self._windows)
+
+    def view(self) -> tuple[WindowView, ...]:
+        """The open windows."""
+        return tuple(window.view() for window in self._windows)
 
     async def play(self, generation: Generation) -> AsyncGenerator[Event, None]:
         """Play a request; closing the generator takes its row out before the next round."""

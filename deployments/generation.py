@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Literal, NewType, Protocol
 
 from deployments.telemetry import Snapshot
+from deployments.view import Overview
 from dflash_core.events import TokenLogprobs
-from dflash_core.request import Sampling
+from dflash_core.request import RowId, Sampling
+from dflash_core.text.stream import Piece
 
 GenerationId = NewType("GenerationId", str)
 
@@ -24,6 +26,7 @@ class Delivery:
     include_usage: bool = False  # a last chunk with the usage
     continuous_usage: bool = False  # running usage in every chunk
     return_token_ids: bool = False
+    rounds: bool = False  # what each round drafted, walked and accepted, and which tokens are which
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,10 @@ class Generation:
     def wants_prompt_logprobs(self) -> bool:
         """Whether the prompt's tokens are to be told as the answer's."""
         return self.echo is not None and self.num_top_logprobs is not None
+
+    def row_id(self, index: int = 0) -> RowId:
+        """The name that the row of a choice has in every window."""
+        return RowId(f"{self.id}.{index}" if index else self.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,22 @@ class Started:
     lane: str
 
 
+Source = Literal["accepted", "bonus", "classic"]
+"""An accepted draft; the target's own token after drafts; its own without any."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDetail:
+    """What one round did for one choice, for clients that ask."""
+
+    width: int  # 0: there was no round, reading the prompt gave the token
+    drafted: int
+    walked: int
+    accepted: int
+    sources: tuple[Source, ...]  # one for each token id
+    pieces: tuple[Piece, ...]  # the event's text, each piece with the number of its token in the answer
+
+
 @dataclass(frozen=True, slots=True)
 class TextTokens:
     """What one round gave one choice of the client's; ``usage`` is that choice's.
@@ -103,6 +126,7 @@ class TextTokens:
     index: int = 0  # of the choice
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token id, if asked for
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # once, of the prompt's second token and on
+    round: RoundDetail | None = None  # if asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,4 +270,8 @@ class Backend(Protocol):
 
     async def snapshot(self) -> Sequence[Snapshot]:
         """Statistics, one per engine."""
+        ...
+
+    async def overview(self) -> Overview:
+        """Statistics and windows of every engine."""
         ...

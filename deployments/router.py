@@ -23,7 +23,9 @@ from deployments.keys import keys_of
 from deployments.messages import Answer, Closed, Letter, Opening, Refused
 from deployments.openai.limits import Limits
 from deployments.settings import Settings
+from deployments.siblings import Siblings, ask_replicas
 from deployments.telemetry import Snapshot, Statistics
+from deployments.view import Overview, RouterView
 from dflash_core.request import WindowId
 from dflash_core.text.stream import TextStream
 from dflash_core.text.tokenizer import Tokenizer
@@ -102,6 +104,7 @@ class RouterReplica:
         self._target = target
         self._parts = engine.open_router(settings)
         self._statistics = Statistics(settings.served_model_names[0], _engine_name())
+        self._siblings = Siblings(self._own_view, ask_replicas("view"))
         self._knows_probe = False  # the target's findings do not change while it lives
         self._desk = Desk(
             ServeStage(target),
@@ -179,14 +182,27 @@ class RouterReplica:
             await self._target_stats()
         return [self._statistics.snapshot()]
 
+    async def view(self) -> RouterView:
+        """What this router shows of itself; its siblings ask for it."""
+        [snapshot] = await self.snapshot()
+        return RouterView.now(snapshot, self._desk.view())
+
+    async def overview(self) -> Overview:
+        """What all routers show."""
+        return await self._siblings.overview()
+
     def __del__(self) -> None:
         """Serve has drained the replica: close what is open."""
         if hasattr(self, "_desk"):
             self._desk.close()
 
     def _new_text(self, generation: Generation) -> TextStream:
-        least = generation.sampling.min_tokens
-        return TextStream(self._parts.tokenizer, generation.stop_strings, min_tokens=least)
+        least, traces = generation.sampling.min_tokens, generation.delivery.rounds
+        return TextStream(self._parts.tokenizer, generation.stop_strings, min_tokens=least, traces=traces)
+
+    async def _own_view(self, num_missing: int) -> RouterView:
+        self._statistics.observe_missing(num_missing)
+        return await self.view()
 
     def _status(self, has_target: bool) -> str:
         if self._desk.is_draining:

@@ -230,7 +230,7 @@ class Window:
         else:
             self.drafter.drop(self.window_id, (row.row_id,))
         self._prefill.release(done.slot, scrub=False)
-        first = RowProgress(row.row_id, tokens, 0, 0, 0, reason)
+        first = RowProgress(row.row_id, tokens, 0, 0, 0, reason, num_first=1)
         return replace(first, logprobs=done.logprobs, prompt_logprobs=done.prompt_logprobs)
 
     def _start_waiting(self) -> None:
@@ -318,4 +318,5 @@ def _joined(first: RowProgress | None, played: RowProgress) -> RowProgress:
         tokens=first.tokens + played.tokens,
         logprobs=first.logprobs + played.logprobs,
         prompt_logprobs=first.prompt_logprobs,
+        num_first=first.num_first,
     )
