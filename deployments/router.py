@@ -23,7 +23,7 @@ from deployments.keys import keys_of
 from deployments.messages import Answer, Closed, Letter, Opening, Refused
 from deployments.openai.limits import Limits
 from deployments.settings import Settings
-from deployments.siblings import Siblings, ask_replicas
+from deployments.siblings import Replicas, Siblings
 from deployments.telemetry import Snapshot, Statistics
 from deployments.view import Overview, RouterView
 from dflash_core.request import WindowId
@@ -104,7 +104,7 @@ class RouterReplica:
         self._target = target
         self._parts = engine.open_router(settings)
         self._statistics = Statistics(settings.served_model_names[0], _engine_name())
-        self._siblings = Siblings(self._own_view, ask_replicas("view"))
+        self._siblings = Siblings(self._own_view, Replicas("view").ask)
         self._knows_probe = False  # the target's findings do not change while it lives
         self._desk = Desk(
             ServeStage(target),

@@ -14,6 +14,7 @@ from typing import cast
 
 from ray import serve
 from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
 
 from deployments.view import Overview, RouterView
 
@@ -59,26 +60,26 @@ class Siblings:
         )
 
 
-def ask_replicas(method: str) -> Ask:
-    """Call a method on every replica of this deployment.
+class Replicas:
+    """Every replica of this deployment. Outside Serve there is one router, and nobody to ask."""
 
-    Outside Serve there is one router, and nobody to ask.
-    """
-    try:
-        context = serve.get_replica_context()
-    except RayServeException:
-        return _nobody
+    def __init__(self, method: str):
+        self._method = method
+        self._handle: DeploymentHandle | None = None
+        try:
+            self._context = serve.get_replica_context()
+        except RayServeException:
+            self._context = None
 
-    async def ask() -> Answers:
-        handle = serve.get_deployment_handle(context.deployment, context.app_name)
-        response = handle.options(_by_reference=True).broadcast(method)
+    async def ask(self) -> Answers:
+        """Call the method on each; who fails to answer in time gives an exception."""
+        if self._context is None:
+            return ()
+        if self._handle is None:
+            handle = serve.get_deployment_handle(self._context.deployment, self._context.app_name)
+            self._handle = handle.options(_by_reference=True)
+        response = self._handle.broadcast(self._method)
         # Of the two ways to wait, the one for threads takes each answer by itself: a replica that hangs does
         # not take the others' answers with it.
         results = functools.partial(response.results, timeout_s=TIMEOUT_S, return_exceptions=True)
         return cast(Answers, await asyncio.to_thread(results))
-
-    return ask
-
-
-async def _nobody() -> Answers:
-    return ()
