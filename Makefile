@@ -4,6 +4,7 @@
 # make fix        rewrite what the formatter and the linter can repair
 # make protos     generate deployments/rpc from protos
 # make bench      run the benchmarks
+# make conformance  foreign clients against a running server   (ARGS='litellm' runs one of them)
 # make venv       make the environment alone                      (BACKEND=cuda13 makes the CUDA one)
 # make clean      remove environments and build products
 
@@ -11,7 +12,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help venv serve test check format lint types imports spelling fix bench wheel clean system \
-	protos protos-check protos-image manifests audit
+	protos protos-check protos-image manifests audit conformance
 
 HOST ?= 127.0.0.1
 HTTP_PORT ?= 8000
@@ -121,7 +122,7 @@ manifests: $(VENV)/.dev
 # Known vulnerabilities of the locked versions. Asks the network, so it is no part of check.
 audit: $(VENV)/.run
 	@mkdir -p build
-	$(UV) export --quiet --frozen --no-annotate --no-emit-project --extra smg $(EXPORT_BACKEND) -o build/requirements-audit.txt
+	$(UV) export --quiet --frozen --no-annotate --no-emit-project --extra smg --extra trace $(EXPORT_BACKEND) -o build/requirements-audit.txt
 	$(UV) tool run pip-audit@2.10.1 --requirement build/requirements-audit.txt --disable-pip --require-hashes
 
 fix: $(VENV)/.dev
@@ -165,6 +166,10 @@ protos-image: $(VENV)/.dev
 
 bench: $(VENV)/.test
 	$(BIN)/dflash-serve bench $(ARGS)
+
+# Installs what the clients need under build/conformance, each apart; asks the network, so it is no part of test.
+conformance: $(VENV)/.run
+	$(BIN)/python -m tests.conformance --uv $(UV) $(ARGS)
 
 wheel:
 	$(UV) build

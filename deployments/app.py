@@ -19,14 +19,23 @@ from ray.serve.schema import LoggingConfig
 from deployments.drafter import DrafterReplica
 from deployments.engine import Engine, LocalEngine
 from deployments.ingress import RouterIngress
+from deployments.pinning import LaneRouter
+from deployments.scaling import FULLNESS
 from deployments.settings import Place, Placement, Settings, load_settings
 from deployments.target import TargetReplica
 
 APP_NAME = "dflash"
 GRPC_LIMIT_BYTES = 2**30  # of one by-value message between replicas; Ray's default is 4 MB
 
+# Load of one replica from which on Serve starts another.
+DRAFTER_LOAD = 0.6  # calls at a time, on average: it serves one after another, so 1 is all that it can do
+ROUTER_LOAD = 128.0  # requests at a time
+
 # Serve's own limits are the outer belt: the router's queue is the one that says no.
 _MANY = 10_000
+_PINNED = RequestRouterConfig.model_validate(
+    {"request_router_class": LaneRouter, "request_router_kwargs": {"num_fallback_replicas": 0}}
+)
 _STICKY = RequestRouterConfig.model_validate(
     {"request_router_class": ConsistentHashRouter, "request_router_kwargs": {"num_fallback_replicas": 0}}
 )
@@ -48,16 +57,31 @@ def assemble(settings: Settings, engine: Engine) -> Application:
     """Bind the deployments over an engine."""
     places = settings.placement
     # Replicas have no use for the placement; without it, a change of replica counts restarts nobody.
-    arguments = (settings.model_copy(update={"placement": Placement()}), engine)
+    bare = settings.model_copy(update={"placement": Placement(), "max_windows": _max_windows(settings)})
+    target = _bind_target(settings, (bare, engine)) if settings.local_lanes else None
+    options = _scaled(_options(settings, places.router, wants_blas=False), places.router, ROUTER_LOAD)
+    return serve.deployment(name="Router", **options)(RouterIngress).bind(bare, engine, target)
+
+
+def _bind_target(settings: Settings, arguments: tuple[Settings, Engine]) -> Application:
+    """Targets, and drafters if there are to be any."""
+    places = settings.placement
     drafter = None
     if settings.drafter is not None:
-        options = _options(settings, places.drafter, wants_blas=True)
+        options = _scaled(_options(settings, places.drafter, wants_blas=True), places.drafter, DRAFTER_LOAD)
         options["request_router_config"] = _STICKY
         drafter = serve.deployment(name="Drafter", **options)(DrafterReplica).bind(*arguments)
     options = _options(settings, places.target, wants_blas=True)
-    target = serve.deployment(name="Target", **options)(TargetReplica).bind(*arguments, drafter)
-    options = _options(settings, places.router, wants_blas=False)
-    return serve.deployment(name="Router", **options)(RouterIngress).bind(*arguments, target)
+    rows = max(1.0, FULLNESS * settings.max_rows)
+    options = _scaled(options, places.target, rows, "deployments.scaling:by_rows")
+    options["request_router_config"] = _PINNED
+    return serve.deployment(name="Target", **options)(TargetReplica).bind(*arguments, drafter)
+
+
+def _max_windows(settings: Settings) -> int:
+    """Windows of one target: a place for those that each router fills, or the queue of one would wait."""
+    router = settings.placement.router
+    return max(settings.max_windows, settings.windows_per_router * (router.max_replicas or router.replicas))
 
 
 def _options(settings: Settings, place: Place, *, wants_blas: bool) -> dict[str, Any]:
@@ -73,19 +97,34 @@ def _options(settings: Settings, place: Place, *, wants_blas: bool) -> dict[str,
         "graceful_shutdown_wait_loop_s": 0.5,
         "health_check_period_s": 2.0,
         "health_check_timeout_s": 30.0,
-        # One line for every round would cost more than the call.
-        "logging_config": LoggingConfig(enable_access_log=not wants_blas),
+        # One line for every round would cost more than the call; the router writes its own for each request.
+        "logging_config": LoggingConfig(
+            enable_access_log=False, encoding="JSON" if settings.log_format == "json" else "TEXT"
+        ),
     }
-    if place.max_replicas is None:
-        options["num_replicas"] = place.replicas
-    else:
-        options["autoscaling_config"] = {
-            "min_replicas": place.replicas,
-            "max_replicas": place.max_replicas,
-            "target_ongoing_requests": 1,
-            "metrics_interval_s": 1.0,
-        }
+    options["num_replicas"] = place.replicas
     return options
+
+
+def _scaled(options: dict[str, Any], place: Place, each: float, policy: str | None = None) -> dict[str, Any]:
+    """The same deployment with as many replicas as its load needs, if its place says so.
+
+    ``each`` is the load of one replica: in ongoing requests, or in what ``policy`` counts.
+    """
+    if place.max_replicas is None:
+        return options
+    scaling: dict[str, Any] = {
+        "min_replicas": place.replicas,
+        "max_replicas": place.max_replicas,
+        "target_ongoing_requests": each,
+        "look_back_period_s": 10.0,  # upscaling waits as long at least
+        "upscale_delay_s": 5.0,
+    }
+    if policy is not None:
+        scaling["policy"] = {"policy_function": policy}
+    return {name: value for name, value in options.items() if name != "num_replicas"} | {
+        "autoscaling_config": scaling
+    }
 
 
 def _environment(settings: Settings, wants_blas: bool) -> dict[str, str]:

@@ -22,6 +22,7 @@ from deployments.messages import (
     Played,
     Refused,
     Retire,
+    Returned,
 )
 from deployments.ticket import Ticket
 from deployments.view import NUM_ROUNDS, RoundTrace, WindowView
@@ -32,6 +33,11 @@ logger = logging.getLogger("dflash.router")
 
 class Stage(Protocol):
     """Where windows are played: target replicas and the way to reach the one that plays a window."""
+
+    @property
+    def is_anywhere_open(self) -> bool:
+        """Whether a window may be opened while no lane is known by name."""
+        ...
 
     def play(self, opening: Opening) -> AsyncGenerator[Answer, None]:
         """Open a window on some replica."""
@@ -58,11 +64,13 @@ class BurstWindow:
         window_id: WindowId,
         stage: Stage,
         on_open: Callable[[Opened], None],
-        on_round: Callable[[Played], None],
+        on_round: Callable[["BurstWindow", Played], None],
         on_over: Callable[["BurstWindow", Closed | Refused | None], None],
+        on_return: Callable[["BurstWindow", Ticket, Returned], None] = lambda window, ticket, returned: None,
+        lane: str = "",
     ):
         self.window_id = window_id
-        self.lane = ""
+        self.lane = lane  # that it is meant for, then the one that it is on
         self.tickets: dict[RowId, Ticket] = {}
         self.is_joinable = True
         self._stage = stage
@@ -70,21 +78,30 @@ class BurstWindow:
         self._on_round = on_round
         self._on_over = on_over
         self._rounds: deque[RoundTrace] = deque(maxlen=NUM_ROUNDS)
+        self._on_return = on_return
+        self._first: list[Letter] = []  # what the opening call carries
         self._num_letters = 0
         self._unacknowledged: dict[int, Ticket] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def open(self, tickets: list[Ticket], max_age_s: float) -> None:
-        """Make the opening call with the first rows; joins end after ``max_age_s``."""
-        opening = Opening(self.window_id, tuple(self._admission(ticket) for ticket in tickets))
+    def open(self, max_age_s: float) -> None:
+        """Make the opening call with the rows that have joined by now, once; joins end after that time."""
+        if self._task is not None:
+            return
+        opening = Opening(self.window_id, tuple(self._first), self.lane)
         loop = asyncio.get_running_loop()
         # A context of its own: Serve would cancel the call with the client whose request opened it.
-        self._task = loop.create_task(self._run(opening), context=contextvars.Context())
+        answers = self._stage.play(opening)  # from here on the stage knows where mail for this window goes
+        self._task = loop.create_task(self._run(answers), context=contextvars.Context())
         loop.call_later(max_age_s, self.last_call)
 
     def join(self, ticket: Ticket) -> None:
-        """A row joins a window that is open, or opening."""
-        self._stage.send(self.window_id, self._admission(ticket))
+        """A row joins a window that is still to open, opening, or open."""
+        letter = self._admission(ticket)
+        if self._task is None:
+            self._first.append(letter)
+        else:
+            self._stage.send(self.window_id, letter)
 
     def retire(self, ticket: Ticket) -> None:
         """A row leaves before its end."""
@@ -117,10 +134,10 @@ class BurstWindow:
         self._num_letters += 1
         return Letter(self._num_letters, command)
 
-    async def _run(self, opening: Opening) -> None:
+    async def _run(self, answers: AsyncGenerator[Answer, None]) -> None:
         ending: Closed | Refused | None = None
         try:
-            async with aclosing(self._stage.play(opening)) as answers:
+            async with aclosing(answers):
                 async for answer in answers:
                     match answer:
                         case Played():
@@ -128,10 +145,15 @@ class BurstWindow:
                         case Opened():
                             self.lane = answer.lane
                             self._on_open(answer)
+                        case Returned():
+                            self._give_back(answer)
                         case Closed() | Refused():
                             ending = answer
         except Exception as error:  # the replica died, or Serve could not reach it
-            logger.warning("window %s broke off: %s: %s", self.window_id, type(error).__name__, error)
+            told = {"window": self.window_id}
+            logger.warning(
+                "window %s broke off: %s: %s", self.window_id, type(error).__name__, error, extra=told
+            )
         finally:
             self.is_joinable = False
             self._stage.forget(self.window_id)
@@ -141,7 +163,7 @@ class BurstWindow:
 
     def _take(self, played: Played) -> None:
         """Hand each row its part; those that ended leave the window."""
-        self._acknowledge(played.acknowledged)
+        self._acknowledge(played)
         if played.report.live_rows:
             self._rounds.append(RoundTrace.of(played.report))
         now = time.monotonic()
@@ -154,10 +176,23 @@ class BurstWindow:
                 del self.tickets[row.row_id]
             elif ticket.is_over:  # a stop string, which the target cannot see
                 self.retire(ticket)
-        self._on_round(played)
+        self._on_round(self, played)
 
-    def _acknowledge(self, last: int) -> None:
-        for number in [n for n in self._unacknowledged if n <= last]:
-            ticket = self._unacknowledged.pop(number)
-            if not ticket.is_over:
-                ticket.events.put_nowait(Started(self.window_id, self.lane))
+    def _acknowledge(self, played: Played) -> None:
+        """Rows whose letters were carried out have their places; so have those that got on."""
+        if not self._unacknowledged:
+            return
+        moving = {row.row_id for row in played.report.rows}
+        for number, ticket in list(self._unacknowledged.items()):
+            if number <= played.acknowledged or ticket.row_id in moving:
+                del self._unacknowledged[number]
+                if not ticket.is_over:
+                    ticket.events.put_nowait(Started(self.window_id, self.lane, ticket.waited_s))
+
+    def _give_back(self, returned: Returned) -> None:
+        ticket = self.tickets.pop(returned.row_id, None)
+        if ticket is None:  # left already
+            return
+        for number in [n for n, waiting in self._unacknowledged.items() if waiting is ticket]:
+            del self._unacknowledged[number]
+        self._on_return(self, ticket, returned)

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import grpc
 import grpc.aio
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from deployments.rpc.dflash.v1.dflash_pb2 import (
     Conversation,
@@ -197,6 +198,17 @@ class AsyncClient:
             request = ListModelsRequest()
             response = await self._stub.ListModels(request, timeout=timeout_s, metadata=self._metadata)
             return response.models
+
+    async def is_serving(self, *, timeout_s: float | None = None) -> bool:
+        """Whether it takes requests, by ``grpc.health.v1``, which needs no key; raises CallFailed."""
+        async with _aio_failures():
+            check = self._channel.unary_unary(
+                "/grpc.health.v1.Health/Check",
+                request_serializer=HealthCheckRequest.SerializeToString,
+                response_deserializer=HealthCheckResponse.FromString,
+            )
+            response = await check(HealthCheckRequest(), timeout=timeout_s)
+            return response.status == HealthCheckResponse.SERVING
 
     async def stats(self, *, timeout_s: float | None = None) -> GetStatsResponse:
         """How busy the server is and what it has done; raises CallFailed."""

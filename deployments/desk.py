@@ -9,11 +9,13 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 
 from deployments.burst import BurstWindow, Stage
 from deployments.generation import Ended, Event, Generation
-from deployments.messages import Closed, Opened, Played, Refused, Traffic
+from deployments.lanes import ANYWHERE, Board, LaneView, Standing
+from deployments.messages import Closed, Opened, Played, Refused, Returned, Traffic
+from deployments.placing import Places
 from deployments.telemetry import Statistics
 from deployments.ticket import Ticket
 from deployments.view import WindowView
@@ -28,7 +30,10 @@ LONGEST_PAUSE_S = 1.0
 
 
 class Desk:
-    """Takes generations in and gives events out."""
+    """Takes generations in and gives events out.
+
+    ``max_windows`` is for each lane.
+    """
 
     def __init__(
         self,
@@ -47,14 +52,13 @@ class Desk:
         self._statistics = statistics
         self._new_text = new_text
         self._eos_token_ids = eos_token_ids
+        self._board = Board(max_rows, is_anywhere_open=stage.is_anywhere_open)
         self._max_rows = max_rows
         self._max_windows = max_windows
         self._max_queue = max_queue
         self._window_max_age_s = window_max_age_s
         self._waiting: deque[Ticket] = deque()
         self._windows: list[BurstWindow] = []
-        self._pause_s = 0.0
-        self._is_pausing = False
         self._is_closed = False
         self._is_draining = False
         self._mean_seconds = 2.0  # of recent requests, from admission to end
@@ -77,6 +81,21 @@ class Desk:
     def view(self) -> tuple[WindowView, ...]:
         """The open windows."""
         return tuple(window.view() for window in self._windows)
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes that may be asked for a window."""
+        return sum(view.name != ANYWHERE for view in self._board)
+
+    @property
+    def room(self) -> int:
+        """Further requests that would find a place at once."""
+        return max(0, self._places().num_free - self.num_waiting)
+
+    def hear(self, source: str, standings: Iterable[Standing]) -> None:
+        """Take a source's word on its lanes: those that it does not name are gone."""
+        self._board.hear(source, standings)
+        self._schedule()
 
     async def play(self, generation: Generation) -> AsyncGenerator[Event, None]:
         """Play a request; closing the generator takes its row out before the next round."""
@@ -122,7 +141,7 @@ class Desk:
         """
         if self._is_closed or self._is_draining:
             raise Unavailable("the server is shutting down; try again in a moment")
-        most = self._max_queue + self._max_rows * self._max_windows
+        most = self._max_queue + self._num_rows_at_most()
         if generation.num_choices > most:
             raise InvalidRequest(f"this server has room for at most {most} choices of a request", param="n")
         tickets = {index: self._new_ticket(generation, index) for index in range(generation.num_choices)}
@@ -131,7 +150,8 @@ class Desk:
             ticket.events = events
         num_before = len(self._waiting)
         self._waiting.extend(tickets.values())
-        if len(self._waiting) - self._num_places() > self._max_queue:
+        num_waiting = len(self._waiting)
+        if num_waiting > self._max_queue and num_waiting - self._places().num_free > self._max_queue:
             for ticket in tickets.values():
                 self._waiting.remove(ticket)
             raise QueueFull(
@@ -145,17 +165,12 @@ class Desk:
         text, now = self._new_text(generation), time.monotonic()
         return Ticket(generation, text, self._eos_token_ids, now, self._statistics, index)
 
-    def _num_places(self) -> int:
-        """Rows that could be placed at once: in windows that take joins, and in those still to open."""
-        if self._is_pausing:
-            return 0
-        joinable = [window for window in self._windows if window.is_joinable]
-        unopened = max(0, self._max_windows - len(joinable))
-        return sum(max(0, self._room(window)) for window in joinable) + unopened * self._max_rows
+    def _num_rows_at_most(self) -> int:
+        return max(self._max_rows, sum(view.max_rows for view in self._board)) * self._max_windows
 
     def _expected_wait_s(self) -> float:
         """When about half of the queue should have found a place."""
-        rows = self._max_rows * self._max_windows
+        rows = self._num_rows_at_most()
         return max(1.0, round(self._mean_seconds * (len(self._waiting) + rows) / (2 * rows), 1))
 
     def _leave(self, ticket: Ticket, reason: str) -> None:
@@ -181,48 +196,58 @@ class Desk:
             ticket.fail(DeadlineExceeded(f"not finished within {generation.deadline_s:g} seconds"))
 
     def _schedule(self) -> None:
-        """Give places to whoever waits longest; open a window when there is none with room."""
-        while self._waiting and not self._is_pausing and not self._is_closed:
-            window = next((w for w in self._windows if w.is_joinable and self._room(w) > 0), None)
-            if window is not None:
-                window.join(self._next_ticket())
-            elif sum(w.is_joinable for w in self._windows) < self._max_windows:
-                self._open_window()
-            else:
+        """Give places to whoever waits longest; windows are opened with all the rows that are for them."""
+        while self._waiting and not self._is_closed:
+            place = self._places().best()
+            if place is None:
                 break
+            lane, window = place
+            (window or self._new_window(lane)).join(self._next_ticket())
+            lane.num_placed += 1
+        for window in self._windows:
+            window.open(self._window_max_age_s)
         self._statistics.observe_waiting(self.num_waiting)
         self._statistics.observe_running(self.num_running)
 
-    def _room(self, window: BurstWindow) -> int:
-        return self._max_rows - len(window.tickets)
+    def _places(self) -> Places:
+        return Places(self._board, self._windows, self._max_windows)
 
     def _next_ticket(self) -> Ticket:
         ticket = self._waiting.popleft()
         if not ticket.was_admitted:
             ticket.was_admitted = True
             prompt_tokens = len(ticket.generation.prompt_ids)
-            self._statistics.observe_admitted(prompt_tokens, time.monotonic() - ticket.arrived)
+            ticket.waited_s = time.monotonic() - ticket.arrived
+            self._statistics.observe_admitted(prompt_tokens, ticket.waited_s)
         return ticket
 
-    def _open_window(self) -> None:
-        window_id = WindowId(uuid.uuid4().hex[:12])
-        window = BurstWindow(window_id, self._stage, self._on_open, self._on_round, self._on_over)
+    def _new_window(self, lane: LaneView) -> BurstWindow:
+        window = BurstWindow(
+            WindowId(uuid.uuid4().hex[:12]),
+            self._stage,
+            self._on_open,
+            self._on_round,
+            self._on_over,
+            self._on_return,
+            lane.name,
+        )
         self._windows.append(window)
-        first = [self._next_ticket() for _ in range(min(len(self._waiting), self._max_rows))]
-        window.open(first, self._window_max_age_s)
+        return window
 
     def _on_open(self, opened: Opened) -> None:
-        """A strict replica may play fewer rows than the settings say."""
-        if opened.max_rows is not None:
-            self._max_rows = min(self._max_rows, opened.max_rows)
+        self._board.add(opened.lane, opened.max_rows)
+        self._schedule()
 
-    def _on_round(self, played: Played) -> None:
-        self._pause_s = 0.0
+    def _on_round(self, window: BurstWindow, played: Played) -> None:
+        if played.report.live_rows > 0:
+            self._board[window.lane].observe_round(sum(played.report.seconds.values()))
         self._statistics.observe_round(played.report)
         if played.exchange is not None:
             self.traffic.add(played.exchange)
             self._statistics.observe_exchange(played.exchange)
-        if any(row.finish for row in played.report.rows):
+        num_finished = sum(row.finish is not None for row in played.report.rows)
+        if num_finished:
+            self._board[window.lane].num_placed -= num_finished  # their places are free, whatever it told
             self._schedule()
 
     def _on_over(self, window: BurstWindow, ending: Closed | Refused | None) -> None:
@@ -234,16 +259,25 @@ class Desk:
                 ticket.move()
         self._waiting.extendleft(ticket for ticket in reversed(survivors) if not ticket.is_over)
         if survivors:
-            self._pause()
+            self._pause(self._board[window.lane])
         self._schedule()
 
-    def _pause(self) -> None:
-        """Wait a little before the next opening call, longer each time until a round is played."""
-        self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
-        if not self._is_pausing:
-            self._is_pausing = True
-            asyncio.get_running_loop().call_later(self._pause_s, self._resume)
+    def _on_return(self, window: BurstWindow, ticket: Ticket, returned: Returned) -> None:
+        """A remote lane gave a row back: it is the next to find a place."""
+        if returned.was_playing:
+            ticket.move()
+        if not ticket.is_over:
+            self._waiting.appendleft(ticket)
+        self._pause(self._board[window.lane], returned.retry_after_s)
+        self._schedule()
 
-    def _resume(self) -> None:
-        self._is_pausing = False
+    def _pause(self, lane: LaneView, least_s: float = 0.0) -> None:
+        """Leave a lane alone for a little while, longer each time until it plays a round."""
+        if not lane.is_pausing:
+            lane.is_pausing = True
+            lane.pause_s = min(max(2 * lane.pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+            asyncio.get_running_loop().call_later(max(lane.pause_s, least_s), self._resume, lane)
+
+    def _resume(self, lane: LaneView) -> None:
+        lane.is_pausing = False
         self._schedule()

@@ -11,6 +11,7 @@ import ray
 from deployments.engine import Engine
 from deployments.exchange.messages import DraftCall, DraftReply, Piece, RowFeatures
 from deployments.mlx_thread import MlxThread
+from deployments.observing.lines import write_logs
 from deployments.settings import Settings
 from dflash_core.request import RowId, WindowId
 
@@ -28,6 +29,7 @@ class DrafterReplica:
 
         Under ``strict`` it loads when the first target calls: one that declines drafts never does.
         """
+        write_logs(settings.log_format, settings.log_dir, "drafter")
         self._thread = MlxThread("drafter")
         self._settings, self._engine = settings, engine
         self._loaded: Sessions | None = None

@@ -16,7 +16,13 @@ from deployments.memory import Pair, read_pair, require_room
 from deployments.pairing import resolve_pair
 from deployments.settings import Settings
 from dflash_core import blas
-from dflash_core.checkpoints import DrafterSpec, read_drafter_spec, read_target_spec
+from dflash_core.checkpoints import (
+    DrafterSpec,
+    read_block_size,
+    read_drafter_spec,
+    read_max_context,
+    read_target_spec,
+)
 from dflash_core.request import WindowId
 from dflash_core.text.tokenizer import Tokenizer
 
@@ -114,14 +120,22 @@ class LocalEngine:
 
         take_traffic = exchange.transport.take_traffic if exchange is not None else lambda: None
         chosen = "fixed" if costs is None else "auto, up to"
+        favours_two = costs is not None and costs.favours_two_windows
+        lane = Lane(
+            open_window,
+            settings.max_windows * (2 if favours_two else 1),  # of half the rows each
+            take_traffic,
+            max_rows=exactness.max_rows,
+            favours_two=favours_two,
+        )
         facts = {
             "device": backend(),
             "processor": processor(),
             "mlx": mlx_version(),
             "width": "classic" if exactness.widest == 1 else f"{chosen} {exactness.widest}",
             "exactness": exactness.as_json(),
+            "windows": "two, alternating" if lane.favours_two else "one",
         }
-        lane = Lane(open_window, settings.max_windows, take_traffic, max_rows=exactness.max_rows)
         return TargetParts(lane, exchange, facts)
 
     def open_drafter(self, settings: Settings) -> "Sessions":
@@ -143,16 +157,22 @@ class LocalEngine:
         return sessions
 
     def open_router(self, settings: Settings) -> RouterParts:
-        """Read tokenizer and configs."""
-        target_path, drafter_path = resolve_pair(settings.target, settings.drafter)
-        spec = read_target_spec(target_path)
-        block_size = read_drafter_spec(drafter_path, spec).block_size if drafter_path is not None else 1
+        """Read tokenizer and configs. Where every lane is elsewhere, no weights are fetched."""
+        weights = settings.local_lanes
+        target_path, drafter_path = resolve_pair(settings.target, settings.drafter, weights=weights)
+        if weights:  # checked against the configs, all of them
+            spec = read_target_spec(target_path)
+            max_context = spec.max_context
+            block_size = read_drafter_spec(drafter_path, spec).block_size if drafter_path is not None else 1
+        else:
+            max_context = read_max_context(target_path)
+            block_size = read_block_size(drafter_path) if drafter_path is not None else 1
         file = target_path / "generation_config.json"
         config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         card = ModelCard(
             names=settings.served_model_names,
             created=int(file.stat().st_mtime) if file.is_file() else 0,
-            max_context=min(settings.max_context or spec.max_context, spec.max_context),
+            max_context=min(settings.max_context or max_context, max_context),
             defaults=SamplingDefaults.of_generation_config(config),
             drafter=settings.drafter,
             block_size=block_size,

@@ -46,6 +46,9 @@ class Generation:
     num_choices: int = 1  # answers, each a row with a seed of its own
     num_top_logprobs: int | None = None  # likeliest tokens to tell beside each; None: no log-probabilities
     echo: str | None = None  # the prompt's text, if the answer is to begin with it
+    num_continued: int = 0  # of the last prompt_ids: an answer begun elsewhere, which goes on here
+    grammar: str | None = None  # what every answer must be, in llguidance's own form
+    grammar_param: str | None = None  # the field of the request that says so
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -94,6 +97,7 @@ class Started:
 
     window: str
     lane: str
+    waited_s: float = 0.0  # from its arrival to its first place
 
 
 Source = Literal["accepted", "bonus", "classic"]
@@ -177,6 +181,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Ids of a plain text."""
+        ...
+
+    def as_json(self) -> str:
+        """The tokenizer as its file has it."""
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:

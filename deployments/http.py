@@ -2,7 +2,7 @@
 
 import asyncio
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -10,7 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from deployments import console, telemetry
 from deployments.generation import Backend, ModelCard
-from deployments.openai.answer import CHAT, COMPLETION, Dialect
+from deployments.observing.watch import Watch
+from deployments.openai.answer import CHAT, COMPLETION, Answer, Dialect
 from deployments.openai.docs import FAILURES, document_bodies
 from deployments.openai.errors import BodyTimeout, MethodNotAllowed, RouteNotFound
 from deployments.openai.fields import ignored_fields
@@ -26,6 +27,9 @@ from deployments.openai.parse import Schema, check_content_type, parse_body
 from deployments.openai.prepare import effective_defaults, require_model
 from deployments.openai.reading import reading_of
 from deployments.openai.respond import GenerationResponse
+from deployments.openai.responses.answer import ResponseAnswer, renamed
+from deployments.openai.responses.conversation import as_chat, in_words_of_responses
+from deployments.openai.responses.schema import ResponsesRequest
 from deployments.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.openai.tokenizing import DetokenizeRequest, Json, TokenizeRequest, detokenize, tokenize
 from deployments.openai.unserved import reason_of
@@ -43,6 +47,7 @@ def create_app(
     api_keys: tuple[str, ...] = (),
     open_paths: tuple[str, ...] = OPEN_PATHS,
     returns_request_id: bool = True,
+    watch: Watch | None = None,
 ) -> FastAPI:
     """Build the application over a backend. Without ``api_keys`` everybody may come in.
 
@@ -62,7 +67,7 @@ def create_app(
     app.add_middleware(BodyLimit, max_bytes=limits.max_body_bytes)
     if api_keys:
         app.add_middleware(BearerAuth, api_keys=api_keys, open_paths=open_paths)
-    app.add_middleware(RequestContext, returns_id=returns_request_id)
+    app.add_middleware(RequestContext, returns_id=returns_request_id, watch=watch)
     return app
 
 
@@ -74,8 +79,8 @@ def _add_generation(app: FastAPI, backend: Backend, limits: Limits, preparer: Pr
         ignored = ignored_fields(parsed.extra)
         generation = await preparer.prepare(parsed, len(body), request_id_of(request.scope))
         reading = await preparer.run(len(body), reading_of, parsed, generation.prompt_ids, backend.tokenizer)
-        headers = {"x-dflash-ignored": ", ".join(ignored)} if ignored else {}
-        return GenerationResponse(backend, generation, dialect, reading, limits, headers)
+        answer = Answer(generation, dialect, backend.tokenizer, reading)
+        return GenerationResponse(backend, generation, answer, limits, _told(ignored))
 
     @app.post("/v1/chat/completions", responses=FAILURES)
     async def chat_completions(request: Request) -> Response:
@@ -86,6 +91,26 @@ def _add_generation(app: FastAPI, backend: Backend, limits: Limits, preparer: Pr
     async def completions(request: Request) -> Response:
         """Continue a prompt, whole or as server-sent events."""
         return await respond(request, CompletionRequest, COMPLETION)
+
+    @app.post("/v1/responses", responses=FAILURES)
+    async def responses(request: Request) -> Response:
+        """Answer with typed items, whole or as server-sent events. Nothing is stored."""
+        check_content_type(request.headers.get("content-type"))
+        body = await _read_body(request, limits.body_timeout_s)
+        parsed = parse_body(body, ResponsesRequest)
+        chat, ignored = as_chat(parsed)
+        with in_words_of_responses():
+            generation = await preparer.prepare(chat, len(body), request_id_of(request.scope))
+            reading = await preparer.run(
+                len(body), reading_of, chat, generation.prompt_ids, backend.tokenizer
+            )
+        generation = renamed(generation)
+        answer = ResponseAnswer(generation, parsed, backend.tokenizer, reading)
+        return GenerationResponse(backend, generation, answer, limits, _told(ignored))
+
+
+def _told(ignored: Sequence[str]) -> dict[str, str]:
+    return {"x-dflash-ignored": ", ".join(ignored)} if ignored else {}
 
 
 def _add_tokenizing(app: FastAPI, backend: Backend, limits: Limits, preparer: Preparer) -> None:

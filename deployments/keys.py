@@ -19,8 +19,12 @@ class KeyRing:
         """Whether there is any key."""
         return bool(self._digests)
 
-    def check(self, authorization: bytes) -> None:
-        """Raise ``InvalidApiKey`` unless the value of ``authorization`` is ``Bearer`` and one of the keys."""
+    def check(self, authorization: bytes) -> str:
+        """Return the id of the key in the value of ``authorization``: its place, ``key-1`` for the first.
+
+        Raise ``InvalidApiKey`` unless it is ``Bearer`` and one of the keys. The id is not made from the key:
+        a digest in a log would let it be guessed.
+        """
         scheme, _, key = authorization.partition(b" ")
         given = _digest(key.strip())
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
@@ -28,6 +32,7 @@ class KeyRing:
             raise InvalidApiKey(
                 "Incorrect API key." if key else "No API key: send 'authorization: Bearer KEY'."
             )
+        return f"key-{matches.index(True) + 1}"
 
 
 def _digest(key: bytes) -> bytes:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from deployments.lanes import NEWEST, Standing
 from deployments.messages import Admit, Answer, Closed, LastCall, Letter, Played, Retire, Traffic
 from dflash_core.errors import DFlashError
 from dflash_core.events import RoundReport, RowProgress
@@ -36,8 +37,12 @@ class PlayableWindow(Protocol):
         """A row leaves before the next round."""
         ...
 
+    def begin(self) -> None:
+        """Ask for the drafts of the next step; joins and leaves then take effect after it."""
+        ...
+
     def step(self) -> RoundReport:
-        """At most one prefill chunk, then one round."""
+        """At most one prefill chunk, then one round; the rest of it if it has begun."""
         ...
 
     def close(self) -> None:
@@ -63,12 +68,16 @@ class Lane:
         take_traffic: Callable[[], Traffic | None] = lambda: None,
         *,
         max_rows: int | None = None,
+        favours_two: bool = False,
     ):
         self.max_rows = max_rows  # of a window, where it is less than the settings say
+        self.favours_two = favours_two  # windows that alternate, over one of all rows
         self._open_window = open_window
         self._max_windows = max_windows
         self._take_traffic = take_traffic
         self._windows: dict[WindowId, _Open] = {}
+        self._round_s = 0.0
+        self._note()
 
     @property
     def num_windows(self) -> int:
@@ -94,6 +103,7 @@ class Lane:
             return False
         self._windows[window_id] = _Open(self._open_window(window_id), post)
         self.apply(window_id, letters)
+        self._note()
         return True
 
     def apply(self, window_id: WindowId, letters: Iterable[Letter]) -> None:
@@ -116,6 +126,7 @@ class Lane:
         entry = self._windows.pop(window_id, None)
         if entry is not None:
             entry.window.close()
+            self._note()
 
     def end(self, window_id: WindowId, reason: Closed) -> None:
         """End a window and say so."""
@@ -125,12 +136,17 @@ class Lane:
             entry.post(reason)
 
     def step(self) -> bool:
-        """One round of each window that has rows; says whether there is more to play."""
+        """One round of each window that has rows; says whether there is more to play.
+
+        Of several windows, each asks for its next drafts before another verifies, so that the drafter
+        drafts for one while the target is busy with the other.
+        """
         for window_id, entry in list(self._windows.items()):
             if entry.window.has_work:
                 self._play(window_id, entry)
             if entry.is_last_call and not entry.window.has_work:
                 self.end(window_id, Closed())
+        self._note()
         return any(entry.window.has_work for entry in self._windows.values())
 
     def _admit(self, window_id: WindowId, entry: _Open, request: RowRequest) -> None:
@@ -145,9 +161,21 @@ class Lane:
     def _play(self, window_id: WindowId, entry: _Open) -> None:
         try:
             report = entry.window.step()
+            if report.live_rows > 0:
+                newest = sum(report.seconds.values())
+                self._round_s += (newest - self._round_s) * (NEWEST if self._round_s else 1.0)
+            entry.post(Played(report, entry.acknowledged, self._take_traffic()))
+            if entry.window.has_work and self._have_others_work(window_id):
+                entry.window.begin()
         except Exception as error:  # the window is of no use any more; its rows open elsewhere
-            logger.exception("window %s failed", window_id)
-            detail = f"{type(error).__name__}: {error}"
-            self.end(window_id, Closed("failed", detail))
-            return
-        entry.post(Played(report, entry.acknowledged, self._take_traffic()))
+            logger.exception("window %s failed", window_id, extra={"window": window_id})
+            self.end(window_id, Closed("failed", f"{type(error).__name__}: {error}"))
+
+    def _have_others_work(self, window_id: WindowId) -> bool:
+        return any(other != window_id and entry.window.has_work for other, entry in self._windows.items())
+
+    def _note(self) -> None:
+        """The standing is for other threads to read: never changed, only replaced."""
+        self.standing = Standing(
+            "", self.num_rows, self.max_rows, self._round_s, favours_two=self.favours_two
+        )

@@ -1,8 +1,8 @@
 """What router and target say to each other about a window. Integers and strings only, never arrays.
 
 Router to target, through the inbox: ``Command``s. Target to router, in the stream of the opening call:
-one ``Opened`` or ``Refused``, then ``Played`` per round, then ``Closed``. A stream that breaks off
-without ``Closed`` means that the replica is gone.
+one ``Opened`` or ``Refused``, then ``Played`` per round, then ``Closed``; from a remote lane also
+``Returned``. A stream that breaks off without ``Closed`` means that the replica is gone.
 """
 
 from dataclasses import dataclass, field
@@ -50,6 +50,7 @@ class Opening:
 
     window_id: WindowId
     letters: tuple[Letter, ...]
+    lane: str = ""  # that it is meant for; none: whichever answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,15 @@ class Played:
     report: RoundReport
     acknowledged: int
     exchange: "Traffic | None" = None  # what went to the drafter since the last message
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A row that the lane gives back while its window goes on; it opens elsewhere."""
+
+    row_id: RowId
+    was_playing: bool  # it had a place and lost it; else there was no room for it
+    retry_after_s: float = 0.0  # how long it makes no sense to ask this lane again
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,4 +115,4 @@ class Traffic:
         self.contexts_lost += other.contexts_lost
 
 
-Answer = Opened | Refused | Played | Closed
+Answer = Opened | Refused | Played | Returned | Closed

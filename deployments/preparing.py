@@ -1,4 +1,4 @@
-"""Prepares requests off the event loop: tokenising a book takes seconds."""
+"""Prepares requests off the event loop: tokenising a book takes seconds, compiling a grammar some time."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,6 +9,8 @@ from deployments.generation import Backend, Generation
 from deployments.openai.limits import Limits
 from deployments.openai.prepare import prepare
 from deployments.openai.schema import GenerationRequest
+from dflash_core.errors import InvalidRequest
+from dflash_core.text.grammar import Grammars
 
 Result = TypeVar("Result")
 
@@ -21,12 +23,33 @@ class Preparer:
         self._limits = limits
         self._short = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenise-short")
         self._long = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenise-long")
+        self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+        self._grammars = Grammars(lambda: backend.tokenizer)
 
     async def prepare(self, request: GenerationRequest, num_bytes: int, request_id: str) -> Generation:
         """Fill in and check what needs the model; ``num_bytes`` is the request's size on the wire."""
-        return await self.run(num_bytes, prepare, request, self._backend, self._limits, request_id)
+        generation = await self.run(num_bytes, prepare, request, self._backend, self._limits, request_id)
+        if generation.grammar is not None:
+            await self._compile(generation.grammar, generation.grammar_param)
+        return generation
 
     async def run(self, num_bytes: int, work: Callable[..., Result], *arguments: object) -> Result:
         """Do other work that tokenises."""
         tokenising = self._short if num_bytes < self._limits.long_body_bytes else self._long
         return await asyncio.get_running_loop().run_in_executor(tokenising, work, *arguments)
+
+    async def _compile(self, grammar: str, param: str | None) -> None:
+        """Raise unless a target could follow the grammar: it compiles it again, from the same text."""
+        loop = asyncio.get_running_loop()
+        compiled = loop.run_in_executor(self._compiling, self._grammars.matcher, grammar)
+        try:
+            await asyncio.wait_for(compiled, self._limits.grammar_timeout_s)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"Invalid '{param}': {error}.", param=param, code="invalid_value") from None
+        except TimeoutError:
+            raise InvalidRequest(
+                f"Invalid '{param}': it takes longer than {self._limits.grammar_timeout_s:g} seconds to "
+                "compile; make it simpler.",
+                param=param,
+                code="invalid_value",
+            ) from None

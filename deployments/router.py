@@ -1,113 +1,55 @@
 """The router: the queue, and the windows it keeps open on targets. ``ingress`` puts it on the wire."""
 
 import asyncio
-import contextvars
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 import ray
 from ray import serve
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from deployments import __version__
 from deployments.desk import Desk
 from deployments.engine import Engine
 from deployments.generation import Event, Generation, ModelCard
-from deployments.inbox import RemoteInbox
 from deployments.keys import keys_of
-from deployments.messages import Answer, Closed, Letter, Opening, Refused
+from deployments.observing.exporting import exporting_to
+from deployments.observing.watch import Watch
 from deployments.openai.limits import Limits
+from deployments.remote import remote_lanes
+from deployments.serve_stage import STATS_TIMEOUT_S
 from deployments.settings import Settings
 from deployments.siblings import Replicas, Siblings
+from deployments.stages import Stages
 from deployments.telemetry import Snapshot, Statistics
 from deployments.view import Overview, RouterView
-from dflash_core.request import WindowId
 from dflash_core.text.stream import TextStream
 from dflash_core.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("dflash.router")
 
-STATS_TIMEOUT_S = 1.0
-
-
-class ServeStage:
-    """``Stage`` over the target's handle and this replica's inbox."""
-
-    def __init__(self, target: DeploymentHandle):
-        self._target = target
-        self._inbox = RemoteInbox.start()
-        self._inboxes: dict[WindowId, RemoteInbox] = {}
-        self._mail: set[asyncio.Task[None]] = set()
-
-    async def play(self, opening: Opening) -> AsyncGenerator[Answer, None]:
-        """One streaming call: sticky by itself, and drained by Serve during an upgrade."""
-        inbox = self._inbox_of(opening.window_id)
-        call = self._target.options(method_name="play", stream=True, _by_reference=False)
-        response = cast(DeploymentResponseGenerator[Answer], call.remote(opening, inbox))
-        is_finished = False
-        try:
-            async for answer in response:
-                is_finished = isinstance(answer, Closed | Refused)
-                yield answer
-        finally:
-            if not is_finished:
-                response.cancel()
-
-    def send(self, window_id: WindowId, letter: Letter) -> None:
-        """Mail to whichever replica plays the window."""
-        inbox = self._inbox_of(window_id)
-        # A context of its own: Ray cancels whatever a cancelled request has called, and so the letter that
-        # takes its row out, or lets the next one in. Letters behind a lost one would wait for ever.
-        self._watch(contextvars.Context().run(inbox.put, window_id, letter))
-
-    def forget(self, window_id: WindowId) -> None:
-        """End the window's mailbox."""
-        inbox = self._inboxes.pop(window_id, None)
-        if inbox is not None:
-            self._watch(contextvars.Context().run(inbox.close, window_id))
-
-    async def mend(self) -> None:
-        """A new inbox, if the one there does not answer."""
-        try:
-            await asyncio.wait_for(self._inbox.num_boxes(), STATS_TIMEOUT_S)
-        except Exception:
-            logger.warning("the inbox is lost; starting another")
-            self._inbox = RemoteInbox.start()
-
-    def _inbox_of(self, window_id: WindowId) -> RemoteInbox:
-        return self._inboxes.setdefault(window_id, self._inbox)
-
-    def _watch(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(_delivered(work))
-        self._mail.add(task)
-        task.add_done_callback(self._mail.discard)
-
-
-async def _delivered(work: Awaitable[None]) -> None:
-    """A lost inbox ends its windows, which is how the desk learns of it; here it is only logged."""
-    try:
-        await work
-    except Exception as error:
-        logger.debug("mail was not delivered: %s", error)
-
 
 class RouterReplica:
     """Implements ``generation.Backend``. Serve builds one per replica."""
 
-    def __init__(self, settings: Settings, engine: Engine, target: DeploymentHandle):
+    def __init__(self, settings: Settings, engine: Engine, target: DeploymentHandle | None):
         self._settings = settings
         self._target = target
         self._parts = engine.open_router(settings)
-        self._statistics = Statistics(settings.served_model_names[0], _engine_name())
+        name = _engine_name()
+        self._statistics = Statistics(settings.served_model_names[0], name)
+        self._exporting = exporting_to(settings.trace_endpoint, name)
+        self._watch = Watch(self._exporting.tracer, settings.trace_round_every)
         self._siblings = Siblings(self._own_view, Replicas("view").ask)
         self._knows_probe = False  # the target's findings do not change while it lives
+        self._stages = Stages(name, target, remote_lanes(settings, self._parts))
         self._desk = Desk(
-            ServeStage(target),
+            self._stages,
             self._statistics,
             self._new_text,
             self._parts.tokenizer.eos_token_ids,
@@ -123,7 +65,9 @@ class RouterReplica:
 
         # Serve's proxy returns the request id.
         keys = keys_of(self._settings)
-        return create_app(self, limits=self.limits, api_keys=keys, returns_request_id=False)
+        return create_app(
+            self, limits=self.limits, api_keys=keys, returns_request_id=False, watch=self._watch
+        )
 
     @property
     def limits(self) -> Limits:
@@ -143,26 +87,31 @@ class RouterReplica:
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Event, None]:
         """Play a request."""
-        async with aclosing(self._desk.play(generation)) as events:
+        self._stages.watch(self._desk)
+        async with aclosing(self._watch.played(generation, self._desk.play(generation))) as events:
             async for event in events:
                 yield event
 
     async def health(self) -> Mapping[str, object]:
         """What is served, how busy it is, and on what it runs.
 
-        The status is ``ok`` once a target answers, ``draining`` from ``drain`` on.
+        The status is ``ok`` once a target answers, or a remote lane, ``draining`` from ``drain`` on.
         """
+        self._stages.watch(self._desk)
         target = await self._target_stats()
         facts = target.pop("facts") if target is not None else {}
         card = self.model_card
         return {
-            "status": self._status(target is not None),
+            "status": self._status(target is not None or self._stages.has_remote),
             "model": card.names[0],
             "drafter": card.drafter,
             "drafter_state": target["drafter"] if target is not None else None,
             "windows": self._desk.num_windows,
             "running": self._desk.num_running,
             "waiting": self._desk.num_waiting,
+            "room": self._desk.room,
+            "lanes": self._desk.num_lanes,
+            "remote_lanes": self._stages.remote_states,
             "width": facts.get("width"),
             "exactness": facts.get("exactness"),
             "device": facts.get("device"),
@@ -178,7 +127,7 @@ class RouterReplica:
 
     async def snapshot(self) -> Sequence[Snapshot]:
         """Statistics of this router's requests and windows, with what its target was found to be."""
-        if not self._knows_probe:
+        if not self._knows_probe and self._target is not None:
             await self._target_stats()
         return [self._statistics.snapshot()]
 
@@ -195,9 +144,12 @@ class RouterReplica:
         """Serve has drained the replica: close what is open."""
         if hasattr(self, "_desk"):
             self._desk.close()
+            self._stages.close()
+            self._exporting.stop()
 
     def _new_text(self, generation: Generation) -> TextStream:
-        least, traces = generation.sampling.min_tokens, generation.delivery.rounds
+        least = max(0, generation.sampling.min_tokens - generation.num_continued)
+        traces = generation.delivery.rounds
         return TextStream(self._parts.tokenizer, generation.stop_strings, min_tokens=least, traces=traces)
 
     async def _own_view(self, num_missing: int) -> RouterView:
@@ -210,6 +162,8 @@ class RouterReplica:
         return "ok" if has_target else "loading"
 
     async def _target_stats(self) -> dict[str, Any] | None:
+        if self._target is None:
+            return None
         call = self._target.options(method_name="stats", _by_reference=True)
         try:
             stats: dict[str, Any] = await asyncio.wait_for(_awaited(call.remote()), STATS_TIMEOUT_S)

@@ -83,7 +83,7 @@ class Settings(_Strict):
     # Windows and queue.
     max_rows: int = Field(default=16, ge=1, le=256)  # rows of a window
     max_windows: int = Field(default=2, ge=1, le=8)  # windows that one target replica holds
-    windows_per_router: int = Field(default=1, ge=1, le=64)  # windows a router fills before it queues
+    windows_per_router: int = Field(default=1, ge=1, le=64)  # windows a router fills on each lane
     max_queue: int = Field(default=64, ge=0)  # waiting requests per router; beyond: 429
     request_timeout_s: Seconds = 300.0
     window_max_age_s: Seconds = 30.0
@@ -97,6 +97,12 @@ class Settings(_Strict):
     # ``load_settings`` fills in the user's cache directory.
     cache_dir: Path | None = None
 
+    # Lanes elsewhere: clusters that serve the same model, by their gRPC addresses (host:port, with commas).
+    remote_lanes: tuple[str, ...] = ()
+    remote_key_file: Path | None = None  # the key that they ask for
+    remote_key: SecretStr | None = None  # likewise, from DFLASH_REMOTE_KEY; a flag would show in ps
+    local_lanes: bool = True  # False: no target here, every row goes to a remote lane
+
     # Exchange between target and drafter.
     transport: Transport = "auto"
     ref_threshold_bytes: int = Field(default=2**20, ge=0)  # auto: arrays from here on go as refs
@@ -104,6 +110,12 @@ class Settings(_Strict):
     feature_bytes: int | None = Field(default=None, ge=2**20)  # features kept per target replica, in case
     # the drafter loses them (retention.py tells what happens beyond); None: 10 % of the object store
     session_ttl_s: Seconds = 60.0  # idle drafter state is dropped after this
+
+    # Visibility.
+    log_format: Literal["text", "json"] = "text"
+    log_dir: Path | None = None  # a file for each replica; None: standard error, which Ray keeps
+    trace_endpoint: str | None = None  # an OTLP collector's address; None: nothing is sent
+    trace_round_every: int = Field(default=16, ge=0)  # which rounds of a traced request are told; 0: none
 
     # Machines.
     blas_threads: int | None = Field(default=None, ge=1)  # None: cores shared out over the MLX replicas
@@ -144,6 +156,28 @@ class Settings(_Strict):
             return values
         return {**values, "served_model_names": (model_name(target),)}
 
+    @field_validator("remote_lanes", mode="before")
+    @classmethod
+    def _split_lanes(cls, value: Any) -> Any:
+        return tuple(lane.strip() for lane in value.split(",")) if isinstance(value, str) else value
+
+    @field_validator("remote_lanes")
+    @classmethod
+    def _are_addresses(cls, lanes: tuple[str, ...]) -> tuple[str, ...]:
+        for lane in lanes:
+            host, _, port = lane.rpartition(":")
+            if not host or not port.isdecimal():
+                raise ValueError(f"'{lane}' is no address: host:port is one")
+        if len(set(lanes)) < len(lanes):
+            raise ValueError("an address is named twice")
+        return lanes
+
+    @model_validator(mode="after")
+    def _has_lanes(self) -> "Settings":
+        if not self.local_lanes and not self.remote_lanes:
+            raise ValueError("local_lanes is off and remote_lanes names none: there is nowhere to play")
+        return self
+
     @property
     def grace_s(self) -> float:
         """How long a replica may drain: the oldest window's joins, and the longest row after them."""
@@ -173,8 +207,10 @@ def load_settings(
     merged: dict[str, Any] = {"cache_dir": find_cache_dir(environment)}
     merged |= _read_file(file) if file is not None else {}
     merged |= _read_environment(environment)
-    if flags and flags.get("api_keys") is not None:
-        raise SettingsError("api_keys: never a flag; use the variable DFLASH_API_KEYS, or api_keys_file")
+    for name, instead in (("api_keys", "api_keys_file"), ("remote_key", "remote_key_file")):
+        if flags and flags.get(name) is not None:
+            variable = ENVIRONMENT_PREFIX + name.upper()
+            raise SettingsError(f"{name}: never a flag; use the variable {variable}, or {instead}")
     merged |= {name: value for name, value in (flags or {}).items() if value is not None}
     try:
         return Settings.model_validate(merged)

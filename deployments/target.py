@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 from ray import serve
@@ -13,8 +14,11 @@ from deployments.engine import Engine, TargetParts
 from deployments.exchange.handle import HandleLink
 from deployments.inbox import Mailbox
 from deployments.lane import Lane
+from deployments.lanes import Standing
 from deployments.messages import Answer, Closed, Opened, Opening, Refused
 from deployments.mlx_thread import MlxThread
+from deployments.observing.lines import write_logs
+from deployments.scaling import Demand
 from deployments.settings import Settings
 
 logger = logging.getLogger("dflash.target")
@@ -26,7 +30,9 @@ class TargetReplica:
     async def __init__(self, settings: Settings, engine: Engine, drafter: DeploymentHandle | None = None):
         """Load and warm the model on the MLX thread; the replica is ready when this returns."""
         self._name = _replica_name()
+        write_logs(settings.log_format, settings.log_dir, "target")
         self._parts: TargetParts | None = None
+        self._demand = Demand()
         self._thread = MlxThread("target", work=self._step)
         link = HandleLink(drafter) if drafter is not None else None
         loop = asyncio.get_running_loop()
@@ -58,6 +64,18 @@ class TargetReplica:
             if mail is not None:
                 mail.cancel()
             self._thread.submit(lambda: self._playing.close(window_id))
+
+    async def standing(self, router: str, num_waiting: int) -> Standing:
+        """What routers read about once a second, at once: not even a round is waited for.
+
+        Each tells how many requests it has no place for, which is what Serve scales by.
+        """
+        self._demand.hear(router, num_waiting)
+        return replace(self._playing.standing, lane=self._name)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve's hook: what ``scaling.by_rows`` decides by."""
+        return self._demand.figures(self._playing.standing.num_rows)
 
     async def stats(self) -> dict[str, Any]:
         """What this replica plays now."""
@@ -102,7 +120,8 @@ class TargetReplica:
                 self._thread.submit(lambda batch=letters: self._playing.apply(window_id, batch))
                 self._thread.wake()
         except RayError as error:
-            logger.warning("window %s lost its inbox: %s", window_id, type(error).__name__)
+            told = {"window": window_id}
+            logger.warning("window %s lost its inbox: %s", window_id, type(error).__name__, extra=told)
             self._thread.submit(lambda: self._playing.end(window_id, Closed("inbox_lost")))
 
 

@@ -27,6 +27,7 @@ class Ticket:
     events: "asyncio.Queue[Event | Exception]" = field(default_factory=asyncio.Queue)
     is_over: bool = False
     was_admitted: bool = False
+    waited_s: float = 0.0  # from its arrival to its first place
     first_token_at: float | None = None
     last_token_at: float | None = None
     fruitless_moves: int = 0
@@ -51,9 +52,10 @@ class Ticket:
             max_tokens=max(generation.max_tokens - len(self.committed), 1),
             sampling=generation.sampling.for_choice(self.index),
             stop_token_ids=generation.stop_token_ids,
-            prompt_length=len(generation.prompt_ids),
+            prompt_length=len(generation.prompt_ids) - generation.num_continued,
             num_top_logprobs=generation.num_top_logprobs,
             wants_prompt_logprobs=generation.wants_prompt_logprobs and not self.has_prompt_logprobs,
+            grammar=generation.grammar,
         )
 
     def usage(self) -> Usage:

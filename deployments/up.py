@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 from deployments.cluster import hushed, joined_cluster, own_cluster
 from deployments.engine import LocalEngine
 from deployments.listening import EVERYWHERE, bind_fault
+from deployments.observing.following import shown as shown_logs
 from deployments.rpc.options import grpc_options
 from deployments.settings import Settings
 from dflash_core.errors import CheckpointError, DFlashError, Unavailable
@@ -29,6 +30,13 @@ PROGRESS_PERIOD_S = 0.5
 def up(settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM. Raises DFlashError where it cannot; undoes what it started."""
     LocalEngine().open_router(settings)  # a checkpoint that cannot be read is told before anything starts
+    with ExitStack() as shown:
+        if settings.address is None and settings.log_dir is None:  # a cluster of our own keeps no output
+            settings = settings.model_copy(update={"log_dir": shown.enter_context(shown_logs(sys.stderr))})
+        _serve_until_told(settings)
+
+
+def _serve_until_told(settings: Settings) -> None:
     with serving(settings) as stop:
         print(ready_line(settings), flush=True)
         stop.wait()

@@ -1,8 +1,10 @@
 """Measuring what rounds cost here, with real rounds of made-up rows; it warms every shape on the way."""
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 
-from dflash_core.costs import PlayRound, RoundCosts, measure
+from dflash_core.costs import PlayRound, RoundCosts, measure, measure_pair
 from dflash_core.events import RoundReport
 from dflash_core.protocols import Drafter
 from dflash_core.request import RowId, RowRequest, WindowId
@@ -11,7 +13,7 @@ from dflash_core.target import Target
 from dflash_core.width import WIDTHS
 from dflash_core.window import Window, WindowPolicy
 
-_WINDOW = WindowId("calibration")
+_WINDOWS = (WindowId("calibration"), WindowId("calibration-2"))
 _PROMPT_TOKENS = 16
 
 
@@ -38,8 +40,10 @@ def measure_costs(
     """Time rounds at every row bucket up to ``max_rows`` and every width of the drafter's block.
 
     On the MLX thread. Stops after ``budget_s`` seconds, compilation included; what is missing then is
-    interpolated. Few rows and wide blocks come first; what is ``known`` is not timed again.
+    interpolated. Few rows and wide blocks come first; what is ``known`` is not timed again. Last, the
+    most rows at the full block are timed once more as two windows that alternate.
     """
+    began = time.perf_counter()
     buckets = row_buckets(max_rows)
     widths = [width for width in WIDTHS if width <= drafter.block_size]
     policy_width = GivenWidth()
@@ -55,14 +59,38 @@ def measure_costs(
         return lambda: _play(windows[slots])
 
     try:
-        return measure(open_round, buckets, widths, budget_s=budget_s, known=known)
+        costs = measure(open_round, buckets, widths, budget_s=budget_s, known=known)
     finally:
         for window in windows.values():
             window.close()
+    shape = (buckets[-1], widths[-1])
+    if shape in costs.paired or shape[0] < 2 or time.perf_counter() - began > budget_s:
+        return costs
+    return replace(costs, paired={**costs.paired, shape: _pair_seconds(target, drafter, *shape)})
 
 
-def _window_of(target: Target, drafter: Drafter, width: GivenWidth, num_rows: int) -> Window:
-    window = Window(_WINDOW, target, drafter, WindowPolicy(width=width, max_rows=num_rows))
+def _pair_seconds(target: Target, drafter: Drafter, slots: int, width: int) -> float:
+    """One round of ``slots`` rows in two windows, each asking for drafts before the other verifies."""
+    given = GivenWidth()
+    windows = [_window_of(target, drafter, given, slots // 2, window_id) for window_id in _WINDOWS]
+    given.width = width
+
+    def play_both() -> None:
+        for window in windows:
+            window.step()
+            window.begin()
+
+    try:
+        return measure_pair(play_both)
+    finally:
+        for window in windows:
+            window.close()
+
+
+def _window_of(
+    target: Target, drafter: Drafter, width: GivenWidth, num_rows: int, window_id: WindowId = _WINDOWS[0]
+) -> Window:
+    window = Window(window_id, target, drafter, WindowPolicy(width=width, max_rows=num_rows))
     budget = min(2048, target.max_context - _PROMPT_TOKENS)
     for i in range(num_rows):
         # Different rows, so that no shortcut of equal inputs is measured.

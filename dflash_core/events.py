@@ -6,6 +6,7 @@ from typing import Literal
 from dflash_core.request import RowId, WindowId
 
 FinishReason = Literal["stop", "length", "error"]
+ROUND_PHASES = ("draft", "verify", "commit")  # of a round, in order; a step may prefill before it
 
 
 @dataclass(frozen=True, slots=True)

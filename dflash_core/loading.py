@@ -22,6 +22,7 @@ from dflash_core.models.drafter import DrafterNetwork, DrafterShape, FeatureProj
 from dflash_core.models.target import TargetNetwork
 from dflash_core.row_cache import CacheShape
 from dflash_core.target import Target
+from dflash_core.text.grammar import Grammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ def build_target(
         cache_shape=target_cache_shape(spec, loaded.dtype),
         vocab_size=spec.vocab_size,
         max_context=spec.max_context,
+        grammars=Grammars.of_checkpoint(target_path, spec.vocab_size),
     )
     return (target if drafter_path is None else feed_drafter(target, spec, drafter_path)), spec
 
@@ -75,6 +77,7 @@ def feed_drafter(target: Target, spec: TargetSpec, drafter_path: Path) -> Target
         max_context=target.max_context,
         projection=FeatureProjection(weights, drafter.rms_norm_eps),
         feature_size=drafter.hidden_size,
+        grammars=target.grammars,
     )
 
 

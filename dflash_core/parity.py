@@ -6,12 +6,13 @@ passes if both scores lie within a margin of the best one. What comes after is n
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import mlx.core as mx
 import numpy as np
 
+from dflash_core.constraint import allowed_next
 from dflash_core.request import RowId, RowRequest
 from dflash_core.row import Row
 from dflash_core.row_cache import bucket_capacity
@@ -79,6 +80,9 @@ def score_gap(target: Target, request: RowRequest, said: Sequence[int], tokens: 
     row = Row(request)
     row.emitted += said
     arrays = pack([row.sampled()], target.vocab_size)
+    if target.grammars is not None and request.grammar is not None:
+        moved = replace(request, tokens=prefix, prompt_length=row.prompt_length)
+        arrays = arrays.masked(allowed_next(moved, target.grammars, target.vocab_size))
     position = mx.array([[len(prefix)]])
     raw = mx.array(next_logits(target, prefix))[None, None]
     logits = np.array(process(raw, position, arrays))[0, 0]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from dflash_core.constraint import unconstrained
 from dflash_core.events import TokenLogprobs
 from dflash_core.logprobs import Asked, unpack
 from dflash_core.protocols import Drafter, FeatureBlock
@@ -97,12 +98,23 @@ class PrefillBatch:
             sampled = [None if row is None else row.sampled() for row in self.rows]
             self._sampling = pack(sampled, self._target.vocab_size)
         scoring = self._scoring(starts, width)
-        verdict = self._target.prefill(self.caches, tokens, counts, self._sampling, scoring)
+        sampling = self._constrained(self._sampling, remaining <= counts)
+        verdict = self._target.prefill(self.caches, tokens, counts, sampling, scoring)
         if scoring is not None:
             self._keep_numbers(scoring.asked, verdict, counts)
         row_ids = tuple(None if row is None else row.row_id for row in self.rows)
         self._drafter.extend(self._window_id, FeatureBlock(row_ids, starts, counts, verdict.features))
         return int(counts.sum()), self._finished(verdict)
+
+    def _constrained(self, sampling: SamplingArrays, is_last: np.ndarray) -> SamplingArrays:
+        """With what grammars allow as first token, for rows whose chunk ``is_last`` [B]."""
+        if not sampling.variant.is_masked:
+            return sampling
+        places = unconstrained(len(self.rows), 1, self._target.vocab_size)
+        for slot, row in enumerate(self.rows):
+            if row is not None and is_last[slot]:
+                row.constrain(places[slot], ())
+        return sampling.masked(places)
 
     def _finished(self, verdict: Verdict) -> list[Prefilled]:
         done = [

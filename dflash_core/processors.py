@@ -1,9 +1,10 @@
 """What a request's own wishes do to the target's logits, before temperature and truncation.
 
-In this order: biases (a stop token that may not come yet is one of minus infinity), then penalties.
-Both act at every place of a block as if its tokens came one by one: the place after draft j sees the
-row's history and drafts 1..j. The vocabulary's counts are made on the device, when rows come or go;
-inside a block only the drafted tokens differ from them, so no [B, K, V] of counts is ever built.
+In this order: biases (a stop token that may not come yet is one of minus infinity), penalties, and what a
+grammar allows, whose bits the host has made (see ``constraint``). All act at every place of a block as
+if its tokens came one by one: the place after draft j sees the row's history and drafts 1..j. The
+vocabulary's counts are made on the device, when rows come or go; inside a block only the drafted tokens
+differ from them, so no [B, K, V] of counts is ever built.
 
 Neutral settings leave a number bit for bit as it was: a row that asks for nothing loses nothing.
 """
@@ -27,6 +28,7 @@ class SampledRow:
     output: Sequence[int] = ()  # emitted so far, here or elsewhere
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     num_top: int | None = None  # likeliest tokens to report at each place; None: no log-probabilities
+    has_grammar: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Biases:
         barred = [
             (slot, token)
             for slot, row in enumerate(rows)
-            if row.sampling.min_tokens > 0
+            if row.sampling.min_tokens > 0 and not row.has_grammar  # a grammar sees to it itself
             for token in row.stop_token_ids
         ]
         bias = mx.zeros((len(rows), vocab_size), dtype=mx.float32)
@@ -132,6 +134,13 @@ class Penalties:
         logits = mx.where(is_said | is_in_prompt, shrunk, logits)
         logits = logits - self.frequency[:, None, None] * counts
         return logits - self.presence[:, None, None] * is_said
+
+
+def allowed_only(logits: mx.array, masks: mx.array) -> mx.array:
+    """Logits [B, K, V] of the tokens whose bits are set in ``masks`` [B, K, ceil(V / 32)] uint32."""
+    B, K, V = logits.shape
+    bits = mx.bitwise_and(mx.right_shift(masks[..., None], mx.arange(32, dtype=mx.uint32)), 1)
+    return mx.where(bits.reshape(B, K, -1)[..., :V] > 0, logits, mx.array(-mx.inf, dtype=logits.dtype))
 
 
 def check_wishes(request: RowRequest, vocab_size: int) -> None:

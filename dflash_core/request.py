@@ -52,3 +52,4 @@ class RowRequest:
     prompt_length: int | None = None  # where the prompt ends in ``tokens``; None: all of it
     num_top_logprobs: int | None = None  # likeliest tokens to report with each; None: no log-probabilities
     wants_prompt_logprobs: bool = False  # those of the prompt too, as many
+    grammar: str | None = None  # what the answer must be, in llguidance's own form; see text/grammar.py

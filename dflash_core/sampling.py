@@ -4,8 +4,8 @@ One path for greedy and sampled rows: the arg-max of ``logits + T * g`` with Gum
 (request seed, absolute position of the token); T = 0 is greedy. A draft is accepted while it equals
 that choice, so the emitted sequence is a function of the request alone: the same with and without
 speculation, in any batch, after any join or restart. ``logits`` are the target's own after a row's
-biases and penalties, in this order (see ``processors``); truncations (top-k, top-p, min-p, in that order)
-act on them without the noise.
+biases, penalties and grammar, in this order (see ``processors``); truncations (top-k, top-p, min-p, in
+that order) act on them without the noise.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import numpy as np
 
 from dflash_core.logprobs import Asked
 from dflash_core.ops import fastmath
-from dflash_core.processors import Biases, Penalties, SampledRow, as_list
+from dflash_core.processors import Biases, Penalties, SampledRow, allowed_only, as_list
 from dflash_core.request import Sampling
 
 IDLE = SampledRow(Sampling())
@@ -32,6 +32,7 @@ class Variant:
     rule: Literal["greedy", "sampled", "truncated"] = "greedy"
     is_biased: bool = False
     is_penalised: bool = False
+    is_masked: bool = False  # by a grammar
     num_top: int | None = None  # likeliest tokens measured at each place; None: no log-probabilities
 
 
@@ -48,6 +49,7 @@ class SamplingArrays:
 
     biases: Biases | None = None
     penalties: Penalties | None = None
+    masks: mx.array | None = None  # [B, K, ceil(V / 32)] uint32, what grammars allow; of one round
     asked: Asked | None = None  # whose log-probabilities are wanted
 
     def as_lists(self) -> ArrayLists:
@@ -57,6 +59,9 @@ class SamplingArrays:
             lists["biases"] = as_list(self.biases)
         if self.penalties is not None:
             lists["penalties"] = as_list(self.penalties)
+        if self.variant.is_masked:
+            assert self.masks is not None, "a grammar's row is played without its grammar"
+            lists["masks"] = [self.masks]
         if self.asked is not None:
             lists["asked"] = [self.asked.padded()]
         return lists
@@ -69,7 +74,12 @@ class SamplingArrays:
             *lists["rule"],
             biases=Biases(*lists["biases"]) if variant.is_biased else None,
             penalties=Penalties(*lists["penalties"]) if variant.is_penalised else None,
+            masks=lists["masks"][0] if variant.is_masked else None,
         )
+
+    def masked(self, places: np.ndarray) -> "SamplingArrays":
+        """The arrays for a round whose grammars allow ``places`` [B, K, ceil(V / 32)] int32."""
+        return replace(self, masks=mx.array(places.view(np.uint32)))
 
     def after(self, chosen: np.ndarray, kept: np.ndarray) -> "SamplingArrays":
         """The arrays after a round whose first ``kept`` [B] tokens of ``chosen`` [B, K] were committed."""
@@ -95,6 +105,7 @@ def pack(rows: Sequence[SampledRow | Sampling | None], vocab_size: int) -> Sampl
         rule="truncated" if is_truncated else "sampled" if sampled else "greedy",
         is_biased=any(map(Biases.are_wanted, settings)),
         is_penalised=any(map(Penalties.are_wanted, settings)),
+        is_masked=any(row.has_grammar for row in slots),
         num_top=None if asked is None else asked.num_top,
     )
     top_k = [s.top_k if 0 < s.top_k < vocab_size else vocab_size for s in settings]
@@ -134,8 +145,11 @@ def choose(
 def process(
     logits: mx.array, positions: mx.array, arrays: SamplingArrays, drafted: mx.array | None = None
 ) -> mx.array:
-    """Logits after biases and penalties, if any row of the window has some; arguments as ``choose``."""
-    if arrays.biases is None and arrays.penalties is None:
+    """Logits after biases, penalties and grammars, if any row of the window has some.
+
+    Arguments as ``choose``.
+    """
+    if arrays.biases is None and arrays.penalties is None and arrays.masks is None:
         return logits
     logits = logits.astype(mx.float32)
     if arrays.biases is not None:
@@ -144,6 +158,8 @@ def process(
         if drafted is None:
             drafted = mx.zeros((logits.shape[0], 0), dtype=mx.int32)
         logits = arrays.penalties.apply(logits, drafted)
+    if arrays.masks is not None:
+        logits = allowed_only(logits, arrays.masks)
     return logits
 
 

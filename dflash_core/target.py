@@ -20,6 +20,7 @@ from dflash_core.models.target import CacheArrays, TargetNetwork
 from dflash_core.request import RowRequest
 from dflash_core.row_cache import CacheShape, RowCaches
 from dflash_core.sampling import ArrayLists, SamplingArrays, Variant, choose
+from dflash_core.text.grammar import Grammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +96,13 @@ class Target:
         max_context: int,
         projection: FeatureProjection | None = None,
         feature_size: int = 0,
+        grammars: Grammars | None = None,
     ):
         self.network = network
         self.cache_shape = cache_shape
         self.vocab_size = vocab_size
         self.max_context = max_context
+        self.grammars = grammars  # of its vocabulary; none: a row can have no grammar
         self._projection = projection
         self._feature_size = feature_size or 1  # without taps: one number that nobody reads
         self._verifies: dict[tuple[Variant, str], Callable[..., Any]] = {}
@@ -125,6 +128,7 @@ class Target:
             max_context=self.max_context,
             projection=self._projection,
             feature_size=self._feature_size,
+            grammars=self.grammars,
         )
 
     def new_caches(self, num_slots: int, capacity: int) -> RowCaches:

@@ -5,11 +5,12 @@ from typing import Protocol
 
 from dflash_core.acceptance import Acceptance
 from dflash_core.costs import RoundCosts
-from dflash_core.events import RoundReport
+from dflash_core.events import ROUND_PHASES, RoundReport
 from dflash_core.request import RowId
 from dflash_core.shapes import AnyShape, ShapePolicy
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)  # few shapes, few graphs
+_PACE_GAIN = 0.1  # weight of the newest classic round in the running pace
 
 
 def widths_up_to(widest: int) -> list[int]:
@@ -56,6 +57,7 @@ class AutoWidth:
 
     Where width 1 wins nothing is learnt about drafts, so a wider round is tried again after a growing
     number of classic rounds, as long as all trials together cost less than ``trial_budget`` of the time.
+    What a trial cost is what it took: the drafter must first catch up on the context of every row.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class AutoWidth:
         acceptance: Acceptance,
         shapes: ShapePolicy | None = None,
         *,
-        trial_budget: float = 0.03,
+        trial_budget: float = 0.02,
     ):
         self._costs, self._acceptance = costs, acceptance
         self._shapes = shapes or AnyShape()
@@ -73,7 +75,9 @@ class AutoWidth:
         self._patience = 4  # classic rounds before the next trial
         self._classic_seconds = 0.0
         self._trial_seconds = 0.0  # beyond what classic rounds would have taken
+        self._pace = 1.0  # what classic rounds take now, against what they took when costs were measured
         self._is_trial = False
+        self._num_slots = 1
 
     def choose(self, row_ids: Sequence[RowId | None], widest: int) -> int:
         """The width with the best expected rate."""
@@ -82,27 +86,31 @@ class AutoWidth:
         widths = [width for width in WIDTHS if width <= widest and self._shapes.allows(slots, width)]
         rates = {w: self._acceptance.expected(live, w) / self._costs.seconds(slots, w) for w in widths}
         best = max(widths, key=lambda w: rates[w])
-        self._is_trial = False
+        self._num_slots, self._is_trial = slots, False
         if best > 1 or len(widths) == 1:
             return best
         trial = max(widths[1:], key=lambda w: rates[w])
-        extra = self._costs.seconds(slots, trial) - self._costs.seconds(slots, 1)
+        extra = self._pace * (self._costs.seconds(slots, trial) - self._costs.seconds(slots, 1))
         affordable = self._trial_seconds + extra <= self._trial_budget * self._classic_seconds
-        if self._classic_rounds >= self._patience and affordable:
-            self._is_trial = True
-            self._trial_seconds += extra
-            return trial
-        self._classic_seconds += self._costs.seconds(slots, 1)
-        return 1
+        self._is_trial = self._classic_rounds >= self._patience and affordable
+        return trial if self._is_trial else 1
 
     def observe(self, report: RoundReport) -> None:
         """Update each row's acceptance; space trials out while they fail."""
         if report.width == 0:
             return
         self._acceptance.observe(report)
+        classic = self._costs.seconds(self._num_slots, 1)
+        taken = sum(report.seconds.get(phase, 0.0) for phase in ROUND_PHASES)
         if report.width == 1:
+            taken = taken or self._pace * classic
+            self._pace += _PACE_GAIN * (taken / classic - self._pace)
+            self._classic_seconds += taken
             self._classic_rounds += 1
             return
+        if self._is_trial:
+            taken = taken or self._pace * self._costs.seconds(self._num_slots, report.width)
+            self._trial_seconds += max(0.0, taken - self._pace * classic)
         self._classic_rounds = 0
         self._patience = min(2 * self._patience, 512) if self._is_trial else 4
 

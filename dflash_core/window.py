@@ -7,19 +7,21 @@ Everything here runs on the MLX thread.
 
 import time
 from collections import deque
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 import numpy as np
 
+from dflash_core.constraint import compile_constraint, constrain
 from dflash_core.context import CONTEXT_POLICIES
-from dflash_core.errors import ContextLengthExceeded, InvalidRequest, RowFailed
+from dflash_core.errors import ContextLengthExceeded, DFlashError, InvalidRequest, RowFailed
 from dflash_core.events import RoundReport, RowProgress
 from dflash_core.prefill import PrefillBatch, Prefilled
 from dflash_core.processors import check_wishes
 from dflash_core.protocols import Drafter, Drafts, FeatureBlock
 from dflash_core.request import RowId, RowRequest, WindowId
-from dflash_core.round import Plan, play_round
+from dflash_core.round import Plan, Started, finish_round, start_round
 from dflash_core.row import Row
 from dflash_core.row_cache import FRESH, bucket_rows
 from dflash_core.sampling import SamplingArrays, pack
@@ -27,6 +29,8 @@ from dflash_core.shapes import AnyShape, ShapePolicy
 from dflash_core.target import BlockInput, Outcome, Target
 from dflash_core.waiting import WaitingFeatures
 from dflash_core.width import WidthPolicy
+
+GRAMMAR_WAIT_S = 0.01  # short: other windows may play on the same thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,17 @@ class WindowPolicy:
     shapes: ShapePolicy = field(default_factory=AnyShape)  # must hold ``max_rows``; ``width`` obeys it too
     prefill_rows: int = 4
     prefill_chunk: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A step that waits for its drafts."""
+
+    num_prefilled: int
+    first: tuple[RowProgress, ...]  # first tokens of rows whose prompt was read whole
+    prefill_seconds: float
+    num_live: int
+    round: Started | None  # None: the step only prefills
 
 
 class Window:
@@ -61,6 +76,8 @@ class Window:
         self._take_features = CONTEXT_POLICIES[policy.context]
         self._sampling: SamplingArrays | None = None
         self._num_rounds = 0
+        self._begun: _Begun | None = None
+        self._leaving: list[RowId] = []  # retired while a step was under way
         self._is_closed = False
 
     # Membership
@@ -104,10 +121,14 @@ class Window:
         if min(request.tokens) < 0 or max(request.tokens) >= self.target.vocab_size:
             raise InvalidRequest(f"token ids must lie in 0..{self.target.vocab_size - 1}", param="prompt")
         check_wishes(request, self.target.vocab_size)
-        self._queue.append(Row(request))
+        compiling = compile_constraint(request, self.target.grammars, self.target.vocab_size)
+        self._queue.append(Row(request, compiling))
 
     def retire(self, row_id: RowId) -> None:
-        """Remove a row, wherever it is, before the next round. Unknown ids are ignored."""
+        """Remove a row, wherever it is, before the next round begins. Unknown ids are ignored."""
+        if self._begun is not None:  # its slot is part of a round
+            self._leaving.append(row_id)
+            return
         self.policy.width.forget(row_id)
         for row in self._queue:
             if row.row_id == row_id:
@@ -124,6 +145,7 @@ class Window:
     def close(self) -> None:
         """Drop every row and the drafter's contexts; the window's last call."""
         self._is_closed = True
+        self._begun = None
         self._queue.clear()
         for row in tuple(self._prefill.rows):
             if row is not None:
@@ -141,21 +163,40 @@ class Window:
     # Playing
 
     def step(self) -> RoundReport:
-        """Read at most one chunk of prompts, then play one round for the live rows."""
+        """Read at most one chunk of prompts, then play one round for the live rows.
+
+        If ``begin`` was called, this is the rest of that step.
+        """
         self._assert_open()
+        begun = self._begun or self._start_step()
+        self._begun = None
+        if begun.round is None:
+            report = self._report(begun, 0, begun.first, {})
+        else:
+            played = finish_round(self, begun.round)
+            report = self._report(begun, played.width, _merge(begun.first, played.rows), played.seconds)
+            self.policy.width.observe(report)
+        for row_id in self._leaving:
+            self.retire(row_id)
+        self._leaving.clear()
+        return report
+
+    def begin(self) -> None:
+        """Do what the next step can do without drafts and ask for them, so that they are made meanwhile.
+
+        Rows may join and leave all the same; that takes effect after the step.
+        """
+        self._assert_open()
+        if self._begun is None and self.has_work:
+            self._begun = self._start_step()
+
+    def _start_step(self) -> _Begun:
         began = time.perf_counter()
         num_prefilled, first = self._advance_prefill()
-        prefill_seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began
         self._fit_slots(0)
-        if self.num_live == 0:
-            return self._report(0, first, 0, num_prefilled, {"prefill": prefill_seconds})
-        num_live = self.num_live
-        played = play_round(self)
-        rows = _merge(first, played.rows)
-        seconds = {"prefill": prefill_seconds, **played.seconds}
-        report = self._report(played.width, rows, num_live, num_prefilled, seconds)
-        self.policy.width.observe(report)
-        return report
+        started = start_round(self) if self.num_live else None
+        return _Begun(num_prefilled, first, seconds, self.num_live, started)
 
     def plan(self) -> Plan:
         """What the next round is about: who plays, how wide, what the drafter lacks."""
@@ -173,6 +214,10 @@ class Window:
             block=BlockInput(mx.array(anchors), budgets, self._sampling),
             features=FeatureBlock(row_ids, self._context_lengths - counts, counts, x),
         )
+
+    def constrain(self, block: BlockInput, drafts: Drafts) -> BlockInput:
+        """The block with what its rows' grammars allow; without such rows the block as it is."""
+        return constrain(self.rows, block, drafts.ids, self.target.vocab_size)
 
     def settle(self, drafts: Drafts, outcome: Outcome, features: mx.array) -> tuple[RowProgress, ...]:
         """Commit a round on the host: lengths, waiting features, tokens per row, rows that end."""
@@ -195,6 +240,9 @@ class Window:
         if not outcome.is_finite[slot]:
             self._vacate(slot, scrub=True)
             return _failed(row, drafted)
+        if row.failure is not None:
+            self._vacate(slot, scrub=False)
+            return _failed(row, drafted, row.failure)
         accepted = int(outcome.accepted[slot])
         tokens, reason = row.commit(tuple(outcome.chosen[slot, : accepted + 1].tolist()))
         if reason is not None:
@@ -213,6 +261,8 @@ class Window:
         """
         self._start_waiting()
         if not self._prefill.num_rows:
+            if self.num_live == 0:
+                self._wait_for_grammar()
             return 0, ()
         num_tokens, finished = self._prefill.step()
         return num_tokens, tuple(self._begin(done) for done in finished)
@@ -224,6 +274,10 @@ class Window:
             self._prefill.release(done.slot, scrub=True)
             self.drafter.drop(self.window_id, (row.row_id,))
             return _failed(row, 0)
+        if row.failure is not None:
+            self._prefill.release(done.slot, scrub=False)
+            self.drafter.drop(self.window_id, (row.row_id,))
+            return _failed(row, 0, row.failure)
         tokens, reason = row.commit((done.token,))
         if reason is None:
             self._join(done)
@@ -234,10 +288,20 @@ class Window:
         return replace(first, logprobs=done.logprobs, prompt_logprobs=done.prompt_logprobs)
 
     def _start_waiting(self) -> None:
+        """In order, but for rows whose grammar is still compiled."""
         while self._queue and self._prefill.num_rows < self._prefill.max_rows:
             if self.num_live + self._prefill.num_rows >= self.policy.max_rows:
                 return
-            self._prefill.add(self._queue.popleft())
+            row = next((row for row in self._queue if row.is_ready), None)
+            if row is None:
+                return
+            self._queue.remove(row)
+            self._prefill.add(row)
+
+    def _wait_for_grammar(self) -> None:
+        """With nothing else to play, a moment's rest instead of an empty step."""
+        compiling = [row.compiling for row in self._queue if row.compiling is not None]
+        wait(compiling, GRAMMAR_WAIT_S, FIRST_COMPLETED)
 
     def _join(self, done: Prefilled) -> None:
         self._fit_slots(1)
@@ -279,28 +343,25 @@ class Window:
         self._sampling = None
 
     def _report(
-        self,
-        width: int,
-        rows: tuple[RowProgress, ...],
-        num_live: int,
-        num_prefilled: int,
-        seconds: dict[str, float],
+        self, begun: _Begun, width: int, rows: tuple[RowProgress, ...], seconds: dict[str, float]
     ) -> RoundReport:
         return RoundReport(
             window_id=self.window_id,
             round_index=self._num_rounds,
             width=width,
             rows=rows,
-            live_rows=num_live,
+            live_rows=begun.num_live,
             prefilling_rows=self._prefill.num_rows + len(self._queue),
-            prefilled_tokens=num_prefilled,
-            seconds=seconds,
+            prefilled_tokens=begun.num_prefilled,
+            seconds={"prefill": begun.prefill_seconds, **seconds},
         )
 
 
-def _failed(row: Row, drafted: int) -> RowProgress:
-    message = "the model produced a non-finite value"
-    return RowProgress(row.row_id, (), drafted, 0, 0, "error", message, RowFailed.kind)
+_NOT_FINITE = RowFailed("the model produced a non-finite value")
+
+
+def _failed(row: Row, drafted: int, failure: DFlashError = _NOT_FINITE) -> RowProgress:
+    return RowProgress(row.row_id, (), drafted, 0, 0, "error", str(failure), failure.kind)
 
 
 def _merge(first: tuple[RowProgress, ...], played: tuple[RowProgress, ...]) -> tuple[RowProgress, ...]:

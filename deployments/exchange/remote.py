@@ -191,7 +191,10 @@ class RemoteDrafter:
         return True
 
     def _lose(self, window_id: WindowId, window: _Window, error: Exception) -> None:
-        logger.warning("window %s goes on without drafts: %s: %s", window_id, type(error).__name__, error)
+        told = {"window": window_id}
+        logger.warning(
+            "window %s goes on without drafts: %s: %s", window_id, type(error).__name__, error, extra=told
+        )
         self.transport.count_failure()
         window.ping = self._start(self._ping(window_id))
 

@@ -3,7 +3,9 @@
 import time
 
 from deployments.generation import Ended, Event, Generation, Started, TextTokens, Tokenizer, Usage
+from deployments.openai import sse
 from deployments.openai.choice import Choice, Dialect, Json
+from deployments.openai.errors import ErrorBody
 from deployments.openai.logprobs import ChatLogprobs, CompletionLogprobs
 from deployments.openai.said import delta_json, message_json
 from deployments.openai.speech import PLAIN, Reading, Speech
@@ -48,6 +50,8 @@ def usage_json(usage: Usage) -> Json:
 class Answer:
     """Folds events. A stream sends what ``chunks`` gives for each; a whole answer is the same, collected."""
 
+    ending = sse.DONE
+
     def __init__(
         self, generation: Generation, dialect: Dialect, tokenizer: Tokenizer, reading: Reading = PLAIN
     ):
@@ -67,6 +71,14 @@ class Answer:
             for index in range(generation.num_choices)
         ]
         self._has_prompt_ids = False  # whether they are out
+
+    def frames(self, event: Event) -> bytes:
+        """Take an event and return what it puts on a stream."""
+        return b"".join(map(sse.frame, self.chunks(event)))
+
+    def failure(self, body: ErrorBody) -> bytes:
+        """What a stream says when it breaks off."""
+        return sse.frame(body)
 
     def chunks(self, event: Event) -> list[Json]:
         """Take an event and return the chunks it gives a stream."""

@@ -6,12 +6,14 @@ from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
 from deployments.openai.errors import ErrorBody
+from deployments.openai.responses.schema import ResponsesRequest
 from deployments.openai.schema import ChatRequest, CompletionRequest
 from deployments.openai.tokenizing import DetokenizeRequest, TokenizeRequest
 
 _BODIES = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }

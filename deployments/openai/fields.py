@@ -32,10 +32,6 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
@@ -43,9 +39,7 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "prediction": (),
     "prompt_embeds": (),
     "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
-    "structured_outputs": (),
     "suffix": ("",),
     "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
@@ -62,18 +56,19 @@ def ignored_fields(extra: Mapping[str, object]) -> tuple[str, ...]:
     unknown: list[str] = []
     for name, value in extra.items():
         if name in _UNSUPPORTED:
-            _refuse_unless_neutral(name, value)
+            refuse(name, value, _UNSUPPORTED[name])
         elif name not in _SILENT:
             unknown.append(quote(name, safe="")[:_MAX_NAME])
     return tuple(unknown[:_MAX_NAMES])
 
 
-def _refuse_unless_neutral(name: str, value: object) -> None:
-    neutral = _UNSUPPORTED[name]
+def refuse(name: str, value: object, neutral: tuple[object, ...], reason: str = "") -> None:
+    """Raise unless ``value`` is null, or one of those that ask for nothing."""
     # Python holds False, 0 and 0.0 for equal; here `logprobs: 0` asks for something and `false` does not.
     if value is None or any(type(value) is type(n) and value == n for n in neutral):
         return
     message = f"'{name}' is not supported by this server with this value; leave it out"
     if neutral:
         message += f" or send {json.dumps(neutral[0])}"
+    message += f" ({reason})" if reason else ""
     raise InvalidRequest(f"{message}.", param=name, code="unsupported_parameter")

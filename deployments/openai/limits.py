@@ -11,6 +11,7 @@ class Limits:
     default_max_tokens: int = 4096  # when the client names no maximum; the context may leave less
     max_choices: int = 16  # answers to one request (``n``)
     max_logprobs: int = 400_000  # in one answer; some 70 bytes each on the wire
+    grammar_timeout_s: float = 10.0  # how long a client's grammar may take to compile
     request_timeout_s: float = 300.0  # every request's deadline
     body_timeout_s: float = 60.0  # how long a body may take to arrive
     long_body_bytes: int = 64 * 1024  # from here on a body waits its turn apart from the short ones

@@ -14,6 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.keys import KeyRing
+from deployments.observing.account import current
+from deployments.observing.watch import CLIENT_LEFT, Watch
 from deployments.openai.errors import InvalidApiKey, PayloadTooLarge, failure_of, is_fault
 
 logger = logging.getLogger(__name__)
@@ -34,15 +36,18 @@ def failure_response(error: Exception, scope: Scope) -> Response:
     if is_fault(error):
         logger.error("request %s failed", request_id, exc_info=error)
     failure = failure_of(error, request_id)
+    if (account := current()) is not None:
+        account.error_kind = failure.body["error"]["code"]
     return JSONResponse(failure.body, failure.status, dict(failure.headers))
 
 
 class RequestContext:
-    """Outermost: gives the request an id, returns it, and is where the last exceptions end."""
+    """Outermost: gives the request an id, returns it, has it watched, and is where last exceptions end."""
 
-    def __init__(self, app: ASGIApp, returns_id: bool = True):
+    def __init__(self, app: ASGIApp, returns_id: bool = True, watch: Watch | None = None):
         self._app = app
         self._returns_id = returns_id
+        self._watch = watch or Watch()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -51,12 +56,13 @@ class RequestContext:
             return
         asked = _UNSAFE.sub("", Headers(scope=scope).get("x-request-id", ""))[:_MAX_REQUEST_ID]
         request_id = scope[_REQUEST_ID] = asked or uuid.uuid4().hex
-        has_started = False
+        account = self._watch.open(scope["method"], _path(scope), request_id, _trace_headers(scope))
+        status = None
 
         async def send_with_id(message: Message) -> None:
-            nonlocal has_started
+            nonlocal status
             if message["type"] == "http.response.start":
-                has_started = True
+                status = str(message["status"])
                 if self._returns_id:
                     MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
@@ -66,9 +72,20 @@ class RequestContext:
         except ClientDisconnect:
             logger.info("request %s: the client went away", request_id)
         except Exception as error:
-            if has_started:
+            if status is not None:
                 raise
             await failure_response(error, scope)(scope, receive, send_with_id)
+        finally:
+            self._watch.close(account, status or CLIENT_LEFT)
+
+
+def _path(scope: Scope) -> str:
+    return scope["path"].removeprefix(scope.get("root_path", ""))
+
+
+def _trace_headers(scope: Scope) -> dict[str, str]:
+    headers = Headers(scope=scope)
+    return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
 
 
 class BearerAuth:
@@ -87,15 +104,16 @@ class BearerAuth:
         # Headers are latin-1 on the way in; a key that is not ASCII came as UTF-8 bytes.
         given = Headers(scope=scope).get("authorization", "").encode("latin-1")
         try:
-            self._keys.check(given)
+            key_id = self._keys.check(given)
         except InvalidApiKey as error:
             await failure_response(error, scope)(scope, receive, send)
             return
+        if (account := current()) is not None:
+            account.key_id = key_id
         await self._app(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        return scope["method"] == "OPTIONS" or path in self._open_paths
+        return scope["method"] == "OPTIONS" or _path(scope) in self._open_paths
 
 
 class BodyLimit:

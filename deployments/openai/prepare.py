@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from deployments.generation import Backend, Delivery, Generation, GenerationId, ModelCard, SamplingDefaults
 from deployments.openai.conversation import render
 from deployments.openai.errors import ModelNotFound
+from deployments.openai.grammar import grammar_of
 from deployments.openai.limits import Limits
 from deployments.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
 from dflash_core.errors import ContextLengthExceeded, InvalidRequest
@@ -37,13 +38,14 @@ def prepare(request: GenerationRequest, backend: Backend, limits: Limits, reques
     if num_top is not None:
         told = max_tokens + (0 if echo is None else len(prompt_ids))
         _require_few_numbers(told * num_choices * (1 + num_top), limits)
+    grammar, grammar_param = grammar_of(request, prompt_ids, backend.tokenizer) or (None, None)
     return Generation(
         id=GenerationId(prefix + uuid.uuid4().hex),
         model=request.model,
         prompt_ids=prompt_ids,
         max_tokens=max_tokens,
         sampling=_sampling(request, card.defaults, backend.tokenizer.vocab_size, max_tokens),
-        stop_token_ids=_stop_token_ids(request, backend),
+        stop_token_ids=_stop_token_ids(request, backend, ends_by_itself=grammar is not None),
         stop_strings=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
         deadline_s=limits.request_timeout_s,
         delivery=Delivery(
@@ -57,6 +59,8 @@ def prepare(request: GenerationRequest, backend: Backend, limits: Limits, reques
         num_choices=num_choices,
         num_top_logprobs=num_top,
         echo=echo,
+        grammar=grammar,
+        grammar_param=grammar_param,
     )
 
 
@@ -235,11 +239,12 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _stop_token_ids(request: GenerationRequest, backend: Backend) -> frozenset[int]:
+def _stop_token_ids(request: GenerationRequest, backend: Backend, *, ends_by_itself: bool) -> frozenset[int]:
+    """Return what ends the answer; a grammar's end does, whether or not the client ignores end tokens."""
     asked = request.stop_token_ids or []
     for index, token in enumerate(asked):
         _require_in_vocabulary(token, backend.tokenizer.vocab_size, f"stop_token_ids[{index}]")
-    own = frozenset() if request.ignore_eos else backend.tokenizer.eos_token_ids
+    own = frozenset() if request.ignore_eos and not ends_by_itself else backend.tokenizer.eos_token_ids
     return own | frozenset(asked)
 
 

@@ -15,6 +15,7 @@ class Thinking:
     start: str
     end: str
     is_open: bool  # the prompt itself has begun the thoughts
+    is_over: bool = False  # it has ended them too
 
 
 def thinking_of(prompt_ids: Sequence[int], tokenizer: Tokenizer) -> Thinking | None:
@@ -22,12 +23,14 @@ def thinking_of(prompt_ids: Sequence[int], tokenizer: Tokenizer) -> Thinking | N
     markers = tokenizer.text_markers
     for start, end in _KNOWN:
         if start in markers and end in markers:
-            return Thinking(start, end, _is_open(prompt_ids, tokenizer, start, end))
+            text = _generation_prompt(prompt_ids, tokenizer)
+            is_open = text.rfind(start) > text.rfind(end)
+            return Thinking(start, end, is_open, is_over=end in text and not is_open)
     return None
 
 
-def _is_open(prompt_ids: Sequence[int], tokenizer: Tokenizer, start: str, end: str) -> bool:
-    """Tell whether the generation prompt has begun thoughts.
+def _generation_prompt(prompt_ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Return what the template begins the answer with.
 
     It is what follows the last control token; what a system prompt says of ``<think>`` stands before.
     """
@@ -36,5 +39,4 @@ def _is_open(prompt_ids: Sequence[int], tokenizer: Tokenizer, start: str, end: s
         if token_id in tokenizer.special_ids:
             break
         own.append(token_id)
-    text = tokenizer.decode(own[::-1])
-    return text.rfind(start) > text.rfind(end)
+    return tokenizer.decode(own[::-1])

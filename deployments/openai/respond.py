@@ -3,19 +3,40 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from deployments.generation import Backend, Event, Generation, Started
 from deployments.openai import sse
-from deployments.openai.answer import Answer, Dialect
-from deployments.openai.errors import failure_of, is_fault
+from deployments.openai.errors import ErrorBody, failure_of, is_fault
 from deployments.openai.limits import Limits
 from deployments.openai.reader import EventReader
-from deployments.openai.speech import Reading
 
 logger = logging.getLogger(__name__)
+
+
+class Telling(Protocol):
+    """How a dialect tells the events of one generation."""
+
+    ending: bytes  # what a stream closes with
+
+    def add(self, event: Event) -> None:
+        """Take an event of a whole answer."""
+        ...
+
+    def whole(self) -> Mapping[str, object]:
+        """The answer in one object, once every choice has ended."""
+        ...
+
+    def frames(self, event: Event) -> bytes:
+        """Take an event of a stream; what it puts there, often nothing."""
+        ...
+
+    def failure(self, body: ErrorBody) -> bytes:
+        """What a stream says when it breaks off."""
+        ...
 
 
 class GenerationResponse(Response):
@@ -28,15 +49,14 @@ class GenerationResponse(Response):
         self,
         backend: Backend,
         generation: Generation,
-        dialect: Dialect,
-        reading: Reading,
+        answer: Telling,
         limits: Limits,
         headers: Mapping[str, str],
     ):
         super().__init__(headers=headers)
         self._backend = backend
         self._generation = generation
-        self._answer = Answer(generation, dialect, backend.tokenizer, reading)
+        self._answer = answer
         self._limits = limits
         self._own_headers = dict(headers)
 
@@ -70,15 +90,17 @@ class GenerationResponse(Response):
         except Exception as error:  # the status is out: what is left is an event of its own
             if is_fault(error):
                 logger.exception("request %s failed in its stream", self._generation.request_id)
-            await _send_body(send, sse.frame(failure_of(error, self._generation.request_id).body))
-        await _send_body(send, sse.DONE)
+            failure = failure_of(error, self._generation.request_id)
+            await _send_body(send, self._answer.failure(failure.body))
+        if self._answer.ending:
+            await _send_body(send, self._answer.ending)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _whole(self) -> bytes:
         return sse.encode(self._answer.whole())
 
     def _frames(self, event: Event) -> bytes:
-        return b"".join(map(sse.frame, self._answer.chunks(event)))
+        return self._answer.frames(event)
 
     async def _written(self, write: Callable[..., bytes], *events: Event) -> bytes:
         """Write JSON; off the event loop where log-probabilities make it long, or every stream would wait."""

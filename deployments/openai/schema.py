@@ -22,6 +22,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, from_json
 
+from deployments.openai.formats import Choices, Pattern, ResponseFormat, SchemaOrText, StructuredOutputs
+
 _MAX_INT = 2**31 - 1
 
 TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
@@ -58,11 +60,14 @@ def _json_object(text: str) -> str:
     return text
 
 
+JsonObjectText = Annotated[str, AfterValidator(_json_object), Field(description="a JSON object as text")]
+
+
 class CalledFunction(_Strict):
     """The function that an assistant called."""
 
     name: str
-    arguments: Annotated[str, AfterValidator(_json_object), Field(description="a JSON object as text")]
+    arguments: JsonObjectText
 
 
 class ToolCall(_Strict):
@@ -185,6 +190,12 @@ class GenerationRequest(_Strict):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     dflash: OwnOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaOrText | None = None
+    guided_regex: Pattern | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Pattern | None = None
 
     @property
     def extra(self) -> Mapping[str, object]:

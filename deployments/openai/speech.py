@@ -60,14 +60,22 @@ class Speech:
 
     def push(self, text: str) -> Said:
         """Take the next text; returns what is certain now."""
-        return self._take(text, is_end=False)
+        return Said.joined(self.hear(text))
 
     def finish(self) -> Said:
         """End the answer; returns what was held back."""
-        said = self._take("", is_end=True)
+        return Said.joined(self.hear_out())
+
+    def hear(self, text: str) -> list[Said]:
+        """Take the next text; returns what is certain now in the order in which it was said."""
+        return self._take(text, is_end=False)
+
+    def hear_out(self) -> list[Said]:
+        """End the answer; returns what was held back in its order."""
+        parts = self._take("", is_end=True)
         if self.num_calls or self._read == self._thoughts:
-            return said
-        return Said.joined([said, Said(self._space.take())])
+            return parts
+        return [*parts, Said(self._space.take())]
 
     def _first_reader(self) -> "Callable[[bool], Said | None]":
         if self._thinking is None:
@@ -77,15 +85,15 @@ class Speech:
             return self._thoughts
         return self._opening
 
-    def _take(self, text: str, *, is_end: bool) -> Said:
+    def _take(self, text: str, *, is_end: bool) -> list[Said]:
         if self._thinking is None and self._calling is None:
-            return Said(text)
+            return [Said(text)]
         self._rest += text
         parts: list[Said] = []
         # A reader gives None when it needs more text, and hands over when it has found its marker.
         while (part := self._read(is_end)) is not None:
             parts.append(part)
-        return Said.joined(parts)
+        return parts
 
     def _opening(self, is_end: bool) -> Said | None:
         """Before the first word: a marker here begins thoughts, later it is a word like others."""

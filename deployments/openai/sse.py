@@ -18,6 +18,11 @@ def frame(data: Mapping[str, object]) -> bytes:
     return b"data: " + encode(data) + b"\n\n"
 
 
+def typed_frame(data: Mapping[str, object]) -> bytes:
+    """Return one event that is named after its ``type``."""
+    return b"event: " + str(data["type"]).encode() + b"\n" + frame(data)
+
+
 def encode(data: Mapping[str, object]) -> bytes:
     """Return compact JSON."""
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

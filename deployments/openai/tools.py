@@ -1,7 +1,7 @@
 """Tool calls: how this model writes them, and what of a client's wish can be kept.
 
-Formats and parsers are mlx-lm's. Nothing here can make a model call: what
-asks for that is refused, and text that is no call is left to the reader as text.
+Formats and parsers are mlx-lm's. A client may leave the call to the model; where it asks for one,
+``forcing`` writes the grammar of the calls that may come.
 """
 
 import importlib
@@ -10,14 +10,15 @@ import json
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 from deployments.generation import Tokenizer
-from deployments.openai.schema import ChatRequest
+from deployments.openai.arguments import typed
+from deployments.openai.schema import ChatRequest, ChosenTool
 from dflash_core.errors import InvalidRequest
 
 Tool = Mapping[str, Any]
@@ -36,6 +37,7 @@ class Call:
 class ToolFormat:
     """What stands around a call in a model's text, and what reads the text between."""
 
+    name: str  # of mlx-lm's parser
     start: str
     end: str  # empty: a call goes on to the end of the answer
     parse: Callable[[str, Sequence[Tool]], Any]
@@ -53,9 +55,24 @@ class Calling:
         """Return the calls in ``text``, which stood between the markers; raises ``ValueError``."""
         try:
             parsed = self.format.parse(text, self.tools)
-            return [_call(one) for one in (parsed if isinstance(parsed, list) else [parsed])]
+            calls = [_call(one) for one in (parsed if isinstance(parsed, list) else [parsed])]
+            return [self._typed(call) for call in calls] if self.format.name == UNTYPED else calls
         except Exception as error:  # a parser of somebody else's, fed with whatever a model wrote
             raise ValueError(f"not a tool call: {error}") from error
+
+    def _typed(self, call: Call) -> Call:
+        schema = next(
+            (
+                tool["function"].get("parameters")
+                for tool in self.tools
+                if tool["function"]["name"] == call.name
+            ),
+            None,
+        )
+        if not schema:
+            return call
+        arguments = typed(json.loads(call.arguments), schema)
+        return replace(call, arguments=json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 
 def _call(parsed: Mapping[str, Any]) -> Call:
@@ -69,7 +86,7 @@ def _call(parsed: Mapping[str, Any]) -> Call:
 
 def calling_of(request: ChatRequest, tokenizer: Tokenizer) -> Calling | None:
     """Return how to find the calls that ``request`` allows, None for none; raises ``InvalidRequest``."""
-    _check_choice(request)
+    check_choice(request)
     if not request.tools or request.tool_choice == "none":
         return None
     format_ = tool_format(tokenizer.chat_template, tokenizer.tool_parser_type)
@@ -83,24 +100,25 @@ def calling_of(request: ChatRequest, tokenizer: Tokenizer) -> Calling | None:
     return Calling(format_, tools, request.parallel_tool_calls is not False)
 
 
-def _check_choice(request: ChatRequest) -> None:
-    choice = request.tool_choice
-    if choice in (None, "none", "auto"):
+def check_choice(request: ChatRequest) -> None:
+    """Raise unless the call that ``request`` asks for is one of a tool that it offers."""
+    choice, offered = request.tool_choice, [tool.function.name for tool in request.tools or ()]
+    if choice == "required" and not offered:
+        problem = "'tool_choice' is 'required', but there are no 'tools'."
+    elif isinstance(choice, ChosenTool) and choice.function.name not in offered:
+        problem = "'tool_choice' names a function that is not among the 'tools'."
+    else:
         return
-    asked = "'required'" if choice == "required" else "a named function"
-    raise InvalidRequest(
-        f"'tool_choice' cannot be {asked} here: without a grammar nothing makes the model call. "
-        'Send "auto" or "none".',
-        param="tool_choice",
-        code="unsupported_parameter",
-    )
+    raise InvalidRequest(problem, param="tool_choice", code="invalid_value")
 
+
+UNTYPED = "qwen3_coder"  # writes arguments as bare text, and its parser guesses what they are
 
 # What Qwen's templates write, and whose parser reads it; the first that is there counts. Other checkpoints
 # name their parser, as mlx-lm's own conversions do.
 _SIGNS = (
-    (("<tool_call>\\n<function=",), "qwen3_coder"),
-    (("<tool_call>\n<function=",), "qwen3_coder"),
+    (("<tool_call>\\n<function=",), UNTYPED),
+    (("<tool_call>\n<function=",), UNTYPED),
     (("<tool_call>", "tool_call.name"), "json_tools"),
 )
 
@@ -116,7 +134,7 @@ def tool_format(template: str, named: str | None = None) -> ToolFormat | None:
     except ModuleNotFoundError:
         return None
     parse = cast(Callable[[str, Sequence[Tool]], Any], module.parse_tool_call)
-    return ToolFormat(module.tool_call_start, module.tool_call_end, parse)
+    return ToolFormat(found, module.tool_call_start, module.tool_call_end, parse)
 
 
 def _parsers() -> str:

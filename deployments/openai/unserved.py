@@ -19,7 +19,7 @@ _REASONS = {
     "/v1/threads": "this server stores no conversations; send the history as 'messages'",
     "/v1/evals": "this server runs no evaluations",
     "/v1/fine_tuning": "this server does not train",
-    "/v1/responses": "this server speaks /v1/chat/completions",
+    "/v1/responses": "this server stores no responses",  # .../{id}
     "/v1/messages": "this server speaks OpenAI's /v1/chat/completions, not Anthropic's dialect",
     "/v1/completions/render": "use /tokenize to see a prompt's tokens",
     "/v1/chat/completions/render": "use /tokenize to see a conversation's tokens",

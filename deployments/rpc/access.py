@@ -10,6 +10,7 @@ from urllib.parse import unquote
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.keys import KeyRing
+from deployments.observing.account import current
 from deployments.openai.errors import InvalidApiKey
 from deployments.rpc.status import metadata_of
 
@@ -24,7 +25,9 @@ class Access:
         """Raise ``InvalidApiKey`` unless the caller may come in."""
         if self._keys:
             given = metadata_of(context).get("authorization", "")
-            self._keys.check(given if isinstance(given, bytes) else given.encode())
+            key_id = self._keys.check(given if isinstance(given, bytes) else given.encode())
+            if (account := current()) is not None:
+                account.key_id = key_id
         elif not is_loopback(context.peer()):
             raise InvalidApiKey(
                 "This server has no API keys, so only callers of its own machine may use gRPC. "

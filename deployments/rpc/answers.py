@@ -4,6 +4,7 @@ from typing import assert_never
 
 from deployments.generation import Ended, Event, Generation, Started, TextTokens, Usage
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
+from dflash_core.events import TokenLogprobs
 
 _REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 
@@ -37,6 +38,7 @@ class Answer:
             case "tokens":
                 self._whole.tokens.tokens.extend(message.tokens.tokens)
                 self._whole.tokens.text += message.tokens.text
+                self._whole.tokens.prompt.extend(message.tokens.prompt)
             case _:
                 self._whole.finished.CopyFrom(message.finished)
 
@@ -66,9 +68,18 @@ class Answer:
             pb.Token(id=token, origin=origin) for token, origin in zip(event.token_ids, origins, strict=True)
         ]
         for token, number in zip(tokens, event.logprobs, strict=False):  # none unless asked for
-            token.logprob = number.logprob
-            token.top_logprobs.extend(pb.TopLogprob(id=other, logprob=value) for other, value in number.top)
-        return pb.Tokens(tokens=tokens, text=event.text)
+            _set_logprob(token, number)
+        read = (
+            [pb.Token(id=token) for token in self._generation.prompt_ids[1:]] if event.prompt_logprobs else []
+        )
+        for token, number in zip(read, event.prompt_logprobs, strict=False):
+            _set_logprob(token, number)
+        return pb.Tokens(tokens=tokens, text=event.text, prompt=read)
+
+
+def _set_logprob(token: pb.Token, number: TokenLogprobs) -> None:
+    token.logprob = number.logprob
+    token.top_logprobs.extend(pb.TopLogprob(id=other, logprob=value) for other, value in number.top)
 
 
 def _finished(event: Ended) -> pb.Finished:

@@ -70,6 +70,7 @@ def stats(
         ),
         finished=finished,
         version=__version__,
+        room=_count(health, "room") if "room" in health else None,
     )
 
 

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from google.protobuf.message import Message
 from pydantic_core import from_json
 
+from deployments.generation import Generation
 from deployments.openai.parse import parse_document
 from deployments.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
@@ -63,6 +65,23 @@ def parse(spec: pb.GenerationSpec) -> GenerationRequest:
     return request
 
 
+def continued(generation: Generation, spec: pb.GenerationSpec) -> Generation:
+    """The same generation as the rest of an answer that was begun elsewhere; raises ``InvalidRequest``."""
+    count = spec.continued
+    if not count:
+        return generation
+    if spec.WhichOneof("prompt") != "token_ids" or count >= len(generation.prompt_ids):
+        raise InvalidRequest(
+            f"'spec.continued' is {count}: it counts some of 'spec.token_ids.ids', but not all.",
+            param="spec.continued",
+            code="invalid_value",
+        )
+    sampling = generation.sampling
+    if sampling.min_tokens:
+        sampling = replace(sampling, min_tokens=sampling.min_tokens + count)
+    return replace(generation, num_continued=count, sampling=sampling)
+
+
 def in_our_words(error: InvalidRequest, spec: pb.GenerationSpec) -> InvalidRequest:
     """Name the field as the proto does, in the message too."""
     if error.param is None:
@@ -90,6 +109,13 @@ def _document(spec: pb.GenerationSpec) -> Document:
     if spec.HasField("logprobs"):
         top = spec.logprobs.top
         document |= {"logprobs": True, "top_logprobs": top} if kind == "chat" else {"logprobs": top}
+        if spec.logprobs.prompt and kind == "chat":
+            raise InvalidRequest(
+                "'spec.logprobs.prompt' is not for a conversation: ask for 'spec.text' or 'spec.token_ids'.",
+                param="spec.logprobs.prompt",
+                code="invalid_value",
+            )
+        document |= {"echo": True} if spec.logprobs.prompt else {}
     match kind:
         case "chat":
             document |= _conversation(spec.chat)

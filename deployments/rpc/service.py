@@ -10,7 +10,7 @@ from deployments.rpc import facts
 from deployments.rpc.answers import Answer
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
 from deployments.rpc.entrance import Entrance
-from deployments.rpc.requests import in_our_words, parse
+from deployments.rpc.requests import continued, in_our_words, parse
 from dflash_core.errors import InvalidRequest
 
 
@@ -59,6 +59,6 @@ class DFlashService:
         self._entrance.check(context, num_bytes)
         request = parse(spec)
         try:
-            return await self._entrance.prepare(request, num_bytes, context)
+            return continued(await self._entrance.prepare(request, num_bytes, context), spec)
         except InvalidRequest as error:
             raise in_our_words(error, spec) from None

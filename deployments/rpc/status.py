@@ -13,6 +13,7 @@ import grpc
 from ray.serve._private.proxy_request_response import ResponseStatus
 from ray.serve.grpc_util import RayServegRPCContext
 
+from deployments.observing.account import current
 from deployments.openai.errors import (
     InvalidApiKey,
     ModelNotFound,
@@ -74,6 +75,8 @@ def set_failure(context: RayServegRPCContext, error: Exception) -> None:
         logger.error("request %s failed", request_id, exc_info=error)
         code, kind = grpc.StatusCode.INTERNAL, DFlashError.kind
         details = f"Internal error. The server's log has it under request id {request_id}."
+    if (account := current()) is not None:
+        account.error_kind = kind
     metadata = [("error-kind", kind), *_more(error)]
     context.set_code(code)
     context.set_details(details if len(details) <= _MAX_DETAILS else details[: _MAX_DETAILS - 3] + "...")

@@ -4,12 +4,12 @@
 ``load_target``, ``load_drafter_weights`` and ``load_embedding_and_head`` load one.
 """
 
-from dflash_core.checkpoints.drafter import load_drafter_weights, read_drafter_spec
+from dflash_core.checkpoints.drafter import load_drafter_weights, read_block_size, read_drafter_spec
 from dflash_core.checkpoints.drafter_spec import DrafterLayerKind, DrafterSpec, RopeScaling
 from dflash_core.checkpoints.embedding import EmbeddingAndHead, load_embedding_and_head
 from dflash_core.checkpoints.resolve import resolve, resolve_drafter, resolve_target
 from dflash_core.checkpoints.target import LoadedTarget, load_target
-from dflash_core.checkpoints.target_config import read_target_spec
+from dflash_core.checkpoints.target_config import read_max_context, read_target_spec
 from dflash_core.checkpoints.target_spec import Quantization, TargetLayerKind, TargetSpec
 
 __all__ = [
@@ -24,7 +24,9 @@ __all__ = [
     "load_drafter_weights",
     "load_embedding_and_head",
     "load_target",
+    "read_block_size",
     "read_drafter_spec",
+    "read_max_context",
     "read_target_spec",
     "resolve",
     "resolve_drafter",

@@ -38,6 +38,11 @@ def read_drafter_spec(path: Path, target: TargetSpec | None) -> DrafterSpec:
     return dataclasses.replace(spec, dtype=dtype, fingerprint=fingerprint(config, files))
 
 
+def read_block_size(path: Path) -> int:
+    """Read a drafter's widest block, from its config alone; raises as ``read_drafter_spec``."""
+    return parse_drafter_config(read_config(path), str(path / CONFIG)).block_size
+
+
 def load_drafter_weights(path: Path, spec: DrafterSpec, dtype: "mx.Dtype") -> "dict[str, mx.array]":
     """Load a drafter's tensors in the target's activation dtype, under names without ``model.``.
 

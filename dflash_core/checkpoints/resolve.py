@@ -9,26 +9,28 @@ from dflash_core.pair import DRAFTER, TARGET
 
 EMBEDDED: Final = "embedded"
 # Weights, configs, chat template and tokenizer; never Python files and never pickles.
-_ALLOWED_FILES: Final = ("*.safetensors", "*.json", "*.jinja", "*.txt")
+_SMALL_FILES: Final = ("*.json", "*.jinja", "*.txt")
+_ALLOWED_FILES: Final = ("*.safetensors", *_SMALL_FILES)
 _HUB_ID: Final = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.\-]{0,95}/[A-Za-z0-9][\w.\-]{0,95})(@(?P<revision>[\w.\-/]{1,100}))?"
 )
 
 
-def resolve_target(name: str) -> Path:
+def resolve_target(name: str, *, weights: bool = True) -> Path:
     """Return the directory of a target: ``embedded``, a local path or a hub id; raises as ``resolve``."""
-    return TARGET if name == EMBEDDED else resolve(name)
+    return TARGET if name == EMBEDDED else resolve(name, weights=weights)
 
 
-def resolve_drafter(name: str) -> Path:
+def resolve_drafter(name: str, *, weights: bool = True) -> Path:
     """Return the directory of a drafter: ``embedded``, a local path or a hub id; raises as ``resolve``."""
-    return DRAFTER if name == EMBEDDED else resolve(name)
+    return DRAFTER if name == EMBEDDED else resolve(name, weights=weights)
 
 
-def resolve(name: str) -> Path:
+def resolve(name: str, *, weights: bool = True) -> Path:
     """Return the directory of a checkpoint: a local path, or a hub id.
 
-    A hub id (``owner/model`` or ``owner/model@revision``) is downloaded, or found in the hub's cache.
+    A hub id (``owner/model`` or ``owner/model@revision``) is downloaded, or found in the hub's cache; without
+    ``weights`` only its small files.
 
     Raises:
         CheckpointError: nothing there, a file instead of a directory, or the hub says no (not found, gated,
@@ -45,16 +47,14 @@ def resolve(name: str) -> Path:
             f'"{name}": no such directory, and no hub id; expected "{EMBEDDED}", a checkpoint directory or '
             "owner/model"
         )
-    return _download(match["repo"], match["revision"])
+    return _download(match["repo"], match["revision"], _ALLOWED_FILES if weights else _SMALL_FILES)
 
 
-def _download(repo: str, revision: str | None) -> Path:
+def _download(repo: str, revision: str | None, files: tuple[str, ...]) -> Path:
     import huggingface_hub
 
     try:
-        folder = huggingface_hub.snapshot_download(
-            repo, revision=revision, allow_patterns=list(_ALLOWED_FILES)
-        )
+        folder = huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=list(files))
     except Exception as error:  # also whatever its HTTP client raises, which is not the hub's to promise
         where = repo if revision is None else f"{repo}@{revision}"
         raise CheckpointError(f"{where}: {_reason(error)}") from error

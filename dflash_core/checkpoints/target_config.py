@@ -32,6 +32,17 @@ def read_target_spec(path: Path) -> TargetSpec:
     return read_target_files(path)[0]
 
 
+def read_max_context(path: Path) -> int:
+    """Read how many positions a target was made for, from its config; raises as ``read_target_spec``."""
+    top = Fields(read_config(path), str(path / CONFIG))
+    _check_kind(path, top)
+    return _max_context(text_section(top))
+
+
+def _max_context(text: Fields) -> int:
+    return text.integer("max_position_embeddings", 1, 2**30)
+
+
 def read_target_files(path: Path) -> tuple[TargetSpec, WeightFiles]:
     """Read a target's spec together with its weight files; raises as ``read_target_spec``."""
     config = read_config(path)
@@ -82,7 +93,7 @@ def _parse(
         intermediate_size=text.integer("intermediate_size", 1, _WIDEST),
         vocab_size=text.integer("vocab_size", 2, 2**24),
         tie_word_embeddings=_is_tied(top, text),
-        max_context=text.integer("max_position_embeddings", 1, 2**30),
+        max_context=_max_context(text),
         layer_kinds=_layer_kinds(text),
         num_heads=heads,
         num_kv_heads=_divisor(text, "num_key_value_heads", heads),

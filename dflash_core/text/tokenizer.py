@@ -107,6 +107,10 @@ class Tokenizer:
             return self.encode(rendered, param="messages")
         return self._encode_marked(rendered, mark)
 
+    def as_json(self) -> str:
+        """Return the tokenizer as its file has it, for libraries that build their own."""
+        return self._backend.to_str()
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of ``ids``; ids outside the vocabulary have none."""
         return self._backend.decode(ids, skip_special_tokens=skip_special)

@@ -1,7 +1,7 @@
 """One row, one token at a time, in numpy: what every window must say about a request.
 
 The logits are those of the whole text read in one piece. Everything after them is written here again, by
-the letter of the server's order: bias, penalties, temperature, top-k, top-p, min-p.
+the letter of the server's order: bias, penalties, grammar, temperature, top-k, top-p, min-p.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,12 @@ from functools import cache
 
 import mlx.core as mx
 import numpy as np
+from llguidance import LLMatcher, LLTokenizer
 
 from dflash_core.request import RowRequest, Sampling
 from dflash_core.sampling import gumbel, seed_key
-from tests.core.engine_fixtures import tiny_lane
+from tests.core.engine_fixtures import VOCAB, tiny_lane
+from tests.core.grammar_fixtures import END, OTHER_END, ascii_tokenizer
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,11 @@ def speak(request: RowRequest) -> Spoken:
 def processed(
     logits: np.ndarray, prompt: Sequence[int], output: Sequence[int], request: RowRequest
 ) -> np.ndarray:
-    """Logits [V] after bias and penalties."""
+    """Logits [V] after bias, penalties and grammar."""
     settings, logits = request.sampling, logits.copy()
     for token, bias in settings.logit_bias:
         logits[token] += bias
-    if len(output) < settings.min_tokens:
+    if len(output) < settings.min_tokens and request.grammar is None:
         logits[list(request.stop_token_ids)] = -np.inf
     for token in {*prompt, *output}:
         factor = settings.repetition_penalty
@@ -74,7 +76,29 @@ def processed(
         logits[token] -= settings.frequency_penalty
     for token in set(output):
         logits[token] -= settings.presence_penalty
+    if request.grammar is not None:
+        may = np.isin(np.arange(VOCAB), sorted(allowed(request.grammar, tuple(output))))
+        early = np.isin(np.arange(VOCAB), sorted(request.stop_token_ids)) & (
+            len(output) < settings.min_tokens
+        )
+        if (may & ~early).any():
+            may &= ~early
+        logits[~may] = -np.inf
     return logits
+
+
+@cache
+def allowed(grammar: str, said: tuple[int, ...]) -> frozenset[int]:
+    """What may come after so much, by a matcher that has seen nothing else."""
+    matcher = LLMatcher(_vocabulary(), grammar, log_level=0)
+    assert matcher.consume_tokens(list(said)), matcher.get_error()
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+    return frozenset(np.flatnonzero(bits[:VOCAB]).tolist())
+
+
+@cache
+def _vocabulary() -> LLTokenizer:
+    return LLTokenizer(ascii_tokenizer().as_json(), n_vocab=VOCAB, eos_token=[END, OTHER_END])
 
 
 def choose_one(logits: np.ndarray, settings: Sampling, position: int) -> int:

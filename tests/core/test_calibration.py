@@ -49,16 +49,30 @@ def test_what_is_known_is_not_played_and_a_spent_budget_measures_one_pair(
     played: list[tuple[int, int, int]],
 ) -> None:
     lane = tiny_lane(mx.float32)
-    known = RoundCosts({(rows, width): 9.0 for rows in (1, 2) for width in WIDTHS})
+    known = RoundCosts({(rows, width): 9.0 for rows in (1, 2) for width in WIDTHS}, {(2, 16): 9.0})
     assert measure_costs(lane.target, lane.drafter, max_rows=2, budget_s=60.0, known=known) == known
     assert played == []
     brief = measure_costs(lane.target, lane.drafter, max_rows=2, budget_s=0.0)
     assert set(brief.table) == {(1, 16)}
 
 
+def test_two_windows_with_half_the_rows_each_are_timed_at_the_full_block(
+    played: list[tuple[int, int, int]],
+) -> None:
+    lane = tiny_lane(mx.float32)
+    known = RoundCosts({(rows, width): 9.0 for rows in (1, 2, 4) for width in WIDTHS})
+    costs = measure_costs(lane.target, lane.drafter, max_rows=4, budget_s=60.0, known=known)
+    assert costs.table == known.table
+    assert set(costs.paired) == {(4, 16)}
+    assert played.count((2, 2, 16)) >= 12  # six rounds of each
+
+
 def test_a_measurement_leaves_no_state_in_the_drafter() -> None:
     lane = make_lane(mx.float32)
     measure_costs(lane.target, lane.drafter, max_rows=1, budget_s=0.0)
+    assert local(lane).num_sessions == 0
+    known = RoundCosts({(rows, width): 9.0 for rows in (1, 2) for width in WIDTHS})
+    measure_costs(lane.target, lane.drafter, max_rows=2, budget_s=60.0, known=known)
     assert local(lane).num_sessions == 0
 
 

@@ -50,6 +50,14 @@ def test_a_hub_id_is_downloaded_without_code_or_pickles(tmp_path: Path, monkeypa
     assert set(call["allow_patterns"]) == {"*.safetensors", "*.json", "*.jinja", "*.txt"}
 
 
+def test_without_weights_only_small_files_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    calls = answer_with(monkeypatch, tmp_path)
+    resolve_target("Qwen/Qwen3.5-4B", weights=False)
+    resolve_drafter("z-lab/Qwen3.5-4B-DFlash", weights=False)
+    assert all(set(call["allow_patterns"]) == {"*.json", "*.jinja", "*.txt"} for call in calls)
+    assert len(calls) == 2
+
+
 def test_a_hub_id_can_name_a_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     calls = answer_with(monkeypatch, tmp_path)
     resolve("z-lab/Qwen3.5-4B-DFlash@9a1996c")

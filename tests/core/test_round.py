@@ -13,7 +13,7 @@ import pytest
 from dflash_core.events import RoundReport
 from dflash_core.protocols import Drafter, Drafts, FeatureBlock, Ready
 from dflash_core.request import RowId, WindowId
-from dflash_core.round import play_round
+from dflash_core.round import finish_round, start_round
 from dflash_core.window import Window
 from tests.core.engine_fixtures import (
     WINDOW,
@@ -144,7 +144,7 @@ def test_a_round_is_a_draft_then_a_verify_then_a_commit() -> None:
         window.step()
         lengths, waiting = window.caches.lengths.copy(), window.plan().features.counts.copy()
         assert waiting.max() > 0
-        played = play_round(window)
+        played = finish_round(window, start_round(window))
         assert played.width == 8
         assert set(played.seconds) == {"draft", "verify", "commit"}
         kept = np.array([p.accepted + 1 for p in played.rows])

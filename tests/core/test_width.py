@@ -1,9 +1,11 @@
 """Widths from measured costs and running acceptance."""
 
+from dataclasses import replace
+
 import pytest
 
 from dflash_core.acceptance import Acceptance
-from dflash_core.costs import RoundCosts, measure
+from dflash_core.costs import RoundCosts, measure, measure_pair
 from dflash_core.events import FinishReason, RoundReport, RowProgress
 from dflash_core.request import RowId, WindowId
 from dflash_core.width import WIDTHS, AutoWidth, FixedWidth
@@ -57,6 +59,22 @@ def test_classic_rounds_are_interrupted_by_trials_inside_the_budget() -> None:
     assert sum(w - 1 for w in trials) <= 0.03 * chosen.count(1) + max(trials)
 
 
+def test_a_trial_is_charged_what_it_took_and_not_what_it_was_thought_to_take() -> None:
+    acceptance = Acceptance(16)
+    for _ in range(30):
+        acceptance.observe(report(16, 0))
+    width = AutoWidth(LINEAR, acceptance, trial_budget=0.03)
+    spent = {"classic": 0.0, "trial": 0.0}
+    for _ in range(2000):
+        chosen = width.choose([RowId("a")], 16)
+        # Twice as slow as measured, and a wide round waits ninety seconds for the drafter to catch up.
+        taken = 2.0 * chosen + (90.0 if chosen > 1 else 0.0)
+        spent["classic" if chosen == 1 else "trial"] += taken - (0.0 if chosen == 1 else 2.0)
+        width.observe(replace(report(chosen, 0), seconds={"draft": 0.5 * taken, "verify": 0.5 * taken}))
+    assert spent["trial"] > 0
+    assert spent["trial"] <= 0.03 * spent["classic"] + 92.0
+
+
 def test_a_round_says_nothing_about_places_behind_its_block() -> None:
     acceptance = Acceptance(16)
     before = acceptance.expected([RowId("a")], 16) - acceptance.expected([RowId("a")], 2)
@@ -90,10 +108,39 @@ def test_costs_between_measured_pairs_lie_near_their_neighbours() -> None:
     assert 2.0 < costs.seconds(4, 8) < 4.0
 
 
+def test_a_shape_that_was_disturbed_while_it_was_timed_costs_at_most_what_a_wider_one_does() -> None:
+    costs = RoundCosts({(1, 1): 1.0, (1, 4): 9.0, (1, 8): 3.0, (2, 4): 2.0})
+    assert [costs.seconds(1, width) for width in (1, 4, 8)] == [1.0, 3.0, 3.0]
+
+
+def test_two_windows_are_favoured_where_they_clearly_take_less_time_than_one() -> None:
+    table = {(16, 16): 1.0}
+    assert RoundCosts(table, {(16, 16): 0.9}).favours_two_windows
+    assert not RoundCosts(table, {(16, 16): 0.99}).favours_two_windows
+    assert not RoundCosts(table).favours_two_windows
+
+
+def test_widths_are_timed_in_turn_and_two_windows_after_a_round_that_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played: list[int] = []
+    measure(lambda _slots, width: lambda: played.append(width), [1], [1, 4], budget_s=60.0, repeat=3)
+    assert played == [4, 1] + [4, 1] * 3
+    seconds = iter([30.0, 0.02, 0.01, 0.03])
+    clock = [0.0]
+
+    def play_both() -> None:
+        clock[0] += next(seconds)
+
+    monkeypatch.setattr("dflash_core.costs.time.perf_counter", lambda: clock[0])
+    assert measure_pair(play_both, repeat=3) == pytest.approx(0.01)
+
+
 def test_costs_survive_their_json() -> None:
-    assert RoundCosts.from_json(FLAT.as_json()) == FLAT
+    costs = RoundCosts(FLAT.table, {(16, 8): 0.5})
+    assert RoundCosts.from_json(costs.as_json()) == costs
     with pytest.raises(ValueError, match="empty"):
-        RoundCosts.from_json({})
+        RoundCosts.from_json({"rounds": {}, "paired": {}})
 
 
 def test_measuring_stops_at_its_budget_and_keeps_what_it_has() -> None:

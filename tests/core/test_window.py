@@ -76,6 +76,7 @@ def test_any_rows_in_any_order_say_what_they_say_alone(data: st.DataObject) -> N
     joins = data.draw(st.lists(st.integers(0, 12), min_size=8, max_size=8), label="joins at step")
     widths = data.draw(st.lists(st.sampled_from((1, 2, 4, 8, 16)), min_size=1, max_size=4), label="widths")
     rights = data.draw(st.lists(st.integers(0, 16), min_size=5, max_size=5), label="right drafts")
+    early = data.draw(st.lists(st.booleans(), min_size=3, max_size=3), label="drafts asked for early")
     max_rows = data.draw(st.sampled_from((1, 2, 3, 4, 8)), label="max rows")
     accept = data.draw(st.sampled_from(("per_row", "clamp")), label="accept")
     drafter = scripted(tiny_lane(), chosen, lambda name, length: rights[(length + len(name)) % 5])
@@ -91,6 +92,8 @@ def test_any_rows_in_any_order_say_what_they_say_alone(data: st.DataObject) -> N
         reports, step = [], 0
         pending = sorted(zip(joins, requests, strict=False), key=lambda pair: pair[0])
         while pending or window.has_work:
+            if early[step % 3]:  # joins then come while the step is under way
+                window.begin()
             while pending and pending[0][0] <= step:
                 window.admit(pending.pop(0)[1])
             reports.append(window.step())
@@ -124,6 +127,31 @@ def assert_accounts(reports: Sequence[RoundReport], accept: str) -> None:
                 assert in_round == p.accepted + 1
             if p.finish is None and accept == "per_row":
                 assert p.accepted == p.walked
+
+
+def test_who_leaves_while_a_step_is_under_way_is_gone_after_it() -> None:
+    requests = [row(f"r{i}", prompt(i, 4 + i), 31) for i in range(3)]
+    with opened(tiny_lane(), *requests) as window:
+        for _ in range(3):
+            window.step()
+        window.begin()
+        window.retire(RowId("r1"))
+        assert [p.row_id for p in window.step().rows] == ["r0", "r1", "r2"]
+        assert [p.row_id for p in window.step().rows] == ["r0", "r2"]
+        said = tokens_of(finish(window))
+    for name in ("r0", "r2"):
+        full = alone(tiny_lane(), next(r for r in requests if r.row_id == name))
+        assert said[RowId(name)] == full[-len(said[RowId(name)]) :]
+
+
+def test_a_window_closed_while_a_step_is_under_way_leaves_no_context_behind() -> None:
+    lane = tiny_lane()
+    drafter = local(lane)
+    with opened(lane, row("a", prompt(1, 9), 20), drafter=drafter) as window:
+        window.step()
+        window.begin()
+        window.close()
+    assert drafter.num_sessions == 0
 
 
 def test_every_accept_is_committed_and_counted() -> None:

@@ -123,6 +123,9 @@ class FakeWindow:
         if self._rows.pop(row_id, None) and self._drafter is not None:
             self._drafter.drop(self._id, (row_id,))
 
+    def begin(self) -> None:
+        """Its drafts are asked for by ``step``."""
+
     def step(self) -> RoundReport:
         live = list(self._rows.values())[: self._max_rows]
         started = time.perf_counter()

@@ -2,12 +2,15 @@
 
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as call_builder
 from ray.serve._private.build_app import build_app
 
 from deployments.app import build
+from deployments.scaling import ROWS, WAITING, by_rows
 from deployments.settings import Place, Placement, Settings, SettingsError
 from deployments.up import ready_line
 
@@ -50,6 +53,41 @@ def test_a_change_of_replica_counts_changes_no_replicas_arguments() -> None:
     arguments = [deployments(s)["Target"].init_args[0] for s in (Settings(), more)]
     assert arguments[0] == arguments[1]
     assert deployments(more)["Target"].num_replicas == 3
+
+
+def test_targets_scale_by_rows_and_drafters_by_the_time_that_they_compute() -> None:
+    several = Place(replicas=2, max_replicas=5)
+    placement = Placement(router=Place(max_replicas=6), target=several, drafter=several)
+    built = deployments(Settings(max_rows=16, placement=placement))
+    target = built["Target"]._deployment_config.autoscaling_config
+    assert (target.min_replicas, target.max_replicas, target.target_ongoing_requests) == (2, 5, 12)
+    assert target.policy.get_policy().__name__ == by_rows.__name__
+    drafter = built["Drafter"]._deployment_config.autoscaling_config
+    assert (drafter.min_replicas, drafter.max_replicas, drafter.target_ongoing_requests) == (2, 5, 0.6)
+    assert drafter.policy.is_default_policy_function()
+    assert built["Target"].init_args[0].max_windows == 6  # or the sixth router's queue would find no place
+
+
+@pytest.mark.parametrize(
+    ("rows", "waiting", "replicas"),
+    [((), (), 2), ((0, 0), (0, 0), 0), ((12, 0), (0, 0), 1), ((16, 16), (7, 7), 4), ((16, 16), (7, 3), 4)],
+)
+def test_the_policy_counts_every_row_and_the_queue_once(
+    rows: tuple[int, ...], waiting: tuple[int, ...], replicas: int
+) -> None:
+    told = {ROWS: dict(enumerate(rows)), WAITING: dict(enumerate(waiting))} if rows else {}
+    context = SimpleNamespace(
+        aggregated_metrics=told,
+        target_num_replicas=2,
+        config=SimpleNamespace(target_ongoing_requests=12.0),
+    )
+    assert by_rows(cast(Any, context)) == (replicas, {})
+
+
+def test_a_router_without_lanes_of_its_own_needs_neither_target_nor_drafter() -> None:
+    built = deployments(Settings(local_lanes=False, remote_lanes=("10.0.0.5:9000",)))
+    assert set(built) == {"Router"}
+    assert built["Router"].init_args[2] is None
 
 
 def test_the_ready_line_is_one_line_with_a_command_that_parses() -> None:

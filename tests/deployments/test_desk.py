@@ -38,6 +38,7 @@ class LocalStage:
     """Plays windows on the event loop itself; breaks off when told to."""
 
     pace_s = 0.001
+    is_anywhere_open = True
 
     def __init__(self) -> None:
         self.lane = Lane(lambda window_id: FakeWindow(window_id, None, 64, 0.0), max_windows=2)
@@ -137,7 +138,11 @@ async def test_times_to_the_first_token_and_between_outputs_are_observed() -> No
 
 async def test_a_first_token_without_a_round_is_no_round_in_the_usage() -> None:
     window = BurstWindow(
-        WindowId("w"), LocalStage(), lambda opened: None, lambda played: None, lambda window, ending: None
+        WindowId("w"),
+        LocalStage(),
+        lambda opened: None,
+        lambda window, played: None,
+        lambda window, ending: None,
     )
     tickets = [
         Ticket(request(i), TextStream(TOKENIZER, ()), frozenset(), 0.0, Statistics("demo", "0"))

@@ -43,3 +43,24 @@ def test_drafter_and_target_that_fit_are_taken_by_path(tmp_path: Path) -> None:
     assert card.names == ("target",)
     with_embedded = load_settings(flags={"target": str(TARGET)}, environment={})
     assert LocalEngine().open_router(with_embedded).card.block_size == 16
+
+
+def test_a_router_whose_lanes_are_elsewhere_reads_no_weights(tmp_path: Path) -> None:
+    from dflash_core.pair import DRAFTER, TARGET
+
+    for source in (TARGET, DRAFTER):
+        folder = tmp_path / source.name
+        folder.mkdir()
+        for file in source.iterdir():
+            if file.suffix in (".json", ".jinja", ".txt"):
+                (folder / file.name).write_bytes(file.read_bytes())
+    flags = {
+        "target": str(tmp_path / TARGET.name),
+        "drafter": str(tmp_path / DRAFTER.name),
+        "remote_lanes": "macs:9000",
+        "local_lanes": "false",
+    }
+    parts = LocalEngine().open_router(load_settings(flags=flags, environment={}))
+    whole = LocalEngine().open_router(load_settings(environment={}))
+    assert (parts.card.max_context, parts.card.block_size) == (whole.card.max_context, whole.card.block_size)
+    assert parts.tokenizer.vocab_size == whole.tokenizer.vocab_size

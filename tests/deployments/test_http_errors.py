@@ -154,8 +154,8 @@ WRONG = [
     (CHAT, chat(min_tokens=5, max_tokens=4), "min_tokens", INVALID),
     (COMPLETIONS, complete(suffix="end"), "suffix", UNSUPPORTED),
     (COMPLETIONS, complete(best_of=2), "best_of", UNSUPPORTED),
-    (CHAT, chat(response_format={"type": "json_object"}), "response_format", UNSUPPORTED),
-    (CHAT, chat(tool_choice="required"), "tool_choice", UNSUPPORTED),
+    (CHAT, chat(response_format={"type": "yaml"}), "response_format", INVALID),
+    (CHAT, chat(tool_choice="required"), "tool_choice", INVALID),
 ]  # fmt: skip
 
 

@@ -63,7 +63,30 @@ tools = st.fixed_dictionaries(
         "function": st.fixed_dictionaries({"name": st.text(max_size=5), "parameters": anything}),
     }
 )
+items = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["message", "function_call", "function_call_output", "reasoning"]) | anything,
+        "role": st.sampled_from(["system", "user", "assistant"]) | anything,
+        "call_id": st.text(max_size=5) | anything,
+        "name": st.text(max_size=5) | anything,
+        **{
+            name: st.text(max_size=9) | st.lists(parts, max_size=2) | anything
+            for name in ("content", "output")
+        },
+        **dict.fromkeys(("arguments", "summary", "id"), anything),
+    },
+)
+formats = st.fixed_dictionaries(
+    {"type": st.just("json_schema")},
+    optional={"json_schema": st.fixed_dictionaries({"name": st.just("a")}, optional={"schema": anything})},
+)
 fields: dict[str, st.SearchStrategy[Any]] = {
+    "input": st.text(max_size=20) | st.lists(items, max_size=4) | anything,
+    "text": st.fixed_dictionaries({"format": st.fixed_dictionaries({"type": anything}) | anything})
+    | anything,
+    "reasoning": st.fixed_dictionaries({"effort": st.sampled_from(["none", "low"]) | anything}) | anything,
+    "include": st.lists(st.just("message.output_text.logprobs") | anything, max_size=2) | anything,
     "messages": st.lists(messages, max_size=4) | anything,
     "prompt": st.text(max_size=20) | st.lists(st.integers(0, 9000), max_size=5) | anything,
     "tools": st.lists(tools, max_size=2) | anything,
@@ -71,18 +94,24 @@ fields: dict[str, st.SearchStrategy[Any]] = {
     "stop_token_ids": st.lists(st.integers(-1, 9000), max_size=4) | anything,
     "stream": st.booleans(),
     "stream_options": st.fixed_dictionaries({"include_usage": st.booleans() | anything}) | anything,
+    "response_format": formats | anything,
+    "structured_outputs": st.fixed_dictionaries({"json": anything}) | anything,
+    "guided_regex": st.text(max_size=5) | anything,
+    "guided_grammar": st.text(max_size=20) | anything,
+    "tool_choice": st.just("required") | anything,
     "chat_template_kwargs": st.dictionaries(st.text(max_size=5), anything, max_size=3),
 } | {
     name: st.integers(-2, 400) | st.floats(-1, 3) | anything
     for name in (
         *("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n"),
-        *("logprobs", "logit_bias", "echo", "presence_penalty", "response_format", "tool_choice"),
+        *("logprobs", "logit_bias", "echo", "presence_penalty"),
         *("ignore_eos", "return_token_ids", "best_of", "user", "unknown"),
         *("top_logprobs", "frequency_penalty", "repetition_penalty", "min_tokens"),
+        *("max_output_tokens", "instructions", "previous_response_id", "background", "truncation", "store"),
     )
 }
 bodies = st.fixed_dictionaries({"model": st.just("stub-model") | anything}, optional=fields)
-paths = st.sampled_from(["/v1/chat/completions", "/v1/completions"])
+paths = st.sampled_from(["/v1/chat/completions", "/v1/completions", "/v1/responses"])
 
 
 def assert_answered(client: httpx2.Client, path: str, body: bytes) -> int:
@@ -130,5 +159,10 @@ def test_any_large_body_is_refused(client: httpx2.Client, path: str, size: int):
 def test_a_good_request_with_one_odd_field_is_answered(
     client: httpx2.Client, path: str, value: Any, name: str
 ):
-    good = {"model": "stub-model", "prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}]}
+    good = {
+        "model": "stub-model",
+        "prompt": "Hi",
+        "input": "Hi",
+        "messages": [{"role": "user", "content": "Hi"}],
+    }
     assert_answered(client, path, json.dumps(good | {name: value}).encode())

@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 
 import pytest
 
-from deployments import router
+from deployments import serve_stage
 from deployments.messages import LastCall, Letter
 from dflash_core.request import WindowId
 
@@ -31,8 +31,8 @@ class Box:
 
 async def test_letters_are_in_nobodys_name(monkeypatch: pytest.MonkeyPatch) -> None:
     box = Box()
-    monkeypatch.setattr(router.RemoteInbox, "start", lambda: box)
-    stage = router.ServeStage(target=None)  # type: ignore[arg-type]
+    monkeypatch.setattr(serve_stage.RemoteInbox, "start", lambda: box)
+    stage = serve_stage.ServeStage(target=None)  # type: ignore[arg-type]
     token = REQUEST.set("a request that is about to be cancelled")
     stage.send(WINDOW, Letter(1, LastCall()))
     stage.forget(WINDOW)

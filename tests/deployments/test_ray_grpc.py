@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import grpc
+import httpx2
 import pytest
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -462,11 +463,18 @@ def test_without_keys_a_caller_from_elsewhere_is_unauthenticated(
 
 
 @pytest.fixture(scope="module")
-def keyed(app: str, log: RoundLog, tmp_path_factory: pytest.TempPathFactory) -> str:
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the application with a key writes its lines."""
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def keyed(app: str, log: RoundLog, logs: Path) -> str:
     """The application with a key; from here on in this module."""
-    file: Path = tmp_path_factory.mktemp("keys") / "keys"
+    file = logs / "keys"
     file.write_text("# ours\nopen-sesame\n")
-    deploy(SETTINGS.model_copy(update={"api_keys_file": file}), log)
+    changes = {"api_keys_file": file, "log_dir": logs, "log_format": "json"}
+    deploy(SETTINGS.model_copy(update=changes), log)
     return app
 
 
@@ -492,3 +500,32 @@ def test_with_keys_health_still_needs_none(keyed: str) -> None:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         status = stub.Check(health_pb2.HealthCheckRequest()).status
     assert status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_the_routers_log_has_one_line_for_each_call_and_neither_key_nor_text(
+    keyed: str, ray_cluster: int, logs: Path
+) -> None:
+    spec = ask("demo", "a prompt of plums", max_tokens=9)
+    with Client(keyed, api_key="open-sesame") as client:
+        client.generate_once(spec)
+        list(client.generate(spec))
+    body = {"model": "demo", "prompt": "a prompt of plums", "max_tokens": 9}
+    headers = {"authorization": "Bearer open-sesame", "x-request-id": "plain-7"}
+    httpx2.post(f"http://127.0.0.1:{ray_cluster}/v1/completions", json=body, headers=headers)
+
+    def written() -> list[str]:
+        return [line for file in logs.glob("router-*.log") for line in file.read_text().splitlines()]
+
+    def accesses() -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in written()]
+        return [line for line in lines if line.get("completion_tokens") == 9]
+
+    wait_until(lambda: len(accesses()) == 3, 10)
+    assert [(line["path"].rpartition("/")[2], line["status"]) for line in accesses()] == [
+        ("GenerateOnce", "OK"),
+        ("Generate", "OK"),
+        ("completions", "200"),
+    ]
+    assert accesses()[2]["request_id"] == "plain-7"
+    assert all(line["key"] == "key-1" and line["window"] and line["lane"] for line in accesses())
+    assert not [line for line in written() if "plums" in line or "sesam" in line]

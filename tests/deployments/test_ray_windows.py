@@ -146,6 +146,18 @@ def test_scaling_up_leaves_open_windows_alone(fake_app: DeploymentHandle) -> Non
     assert all(len(client.windows) == 1 for client in before)
 
 
+def test_two_targets_play_two_full_windows_at_once() -> None:
+    handle = serve.get_app_handle(APP_NAME)  # scaled up by the test before
+    wait_until(lambda: call("Router", "health")["lanes"] == 2, 10)
+    clients = [Client(generation(max_tokens=400)).start(handle) for _ in range(2 * SETTINGS.max_rows)]
+    wait_until(lambda: all(client.windows for client in clients), 10)
+    health = call("Router", "health")
+    assert (health["running"], health["waiting"]) == (2 * SETTINGS.max_rows, 0)
+    assert all(client.join().is_complete for client in clients)
+    lanes = [client.lanes[0] for client in clients]
+    assert sorted(lanes.count(lane) for lane in set(lanes)) == [SETTINGS.max_rows] * 2
+
+
 def test_an_upgrade_under_open_windows_loses_nothing(fake_app: DeploymentHandle) -> None:
     before = [Client(generation(max_tokens=1200)).start(fake_app) for _ in range(3)]
     wait_until(lambda: all(client.windows for client in before))

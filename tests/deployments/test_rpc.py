@@ -32,9 +32,12 @@ from deployments.rpc.requests import parse
 from deployments.rpc.service import DFlashService
 from deployments.rpc.status import CODES, ClosingStatus, set_failure
 from deployments.settings import SettingsError, load_settings
+from deployments.telemetry import Statistics
+from deployments.ticket import Ticket
 from dflash_core import errors
 from dflash_core.errors import DFlashError, InvalidRequest
-from tests.deployments.http_stub import StubBackend, failing, number, two_rounds
+from dflash_core.text.stream import TextStream
+from tests.deployments.http_stub import StubBackend, failing, number, tokenizer, two_rounds
 
 SECRET = "pid 4242 at 10.0.0.7 in /srv/secret.py"
 
@@ -372,3 +375,59 @@ def test_generated_code_accepts_runtimes_older_than_ours() -> None:
     assert "GRPC_GENERATED_VERSION = '1.76.0'" in stub
     assert "# Protobuf Python Version: 6.31.1" in (folder / "dflash_pb2.py").read_text()
     assert tuple(map(int, grpc.__version__.split(".")[:2])) >= (1, 76)
+
+
+# Answers that go on from elsewhere, for routers that have this server as a lane
+
+
+def ids_spec(ids: list[int], **fields: Any) -> pb.GenerationSpec:
+    return pb.GenerationSpec(model="stub-model", token_ids=pb.TokenIds(ids=ids), **fields)
+
+
+async def test_an_answer_begun_elsewhere_counts_from_where_its_prompt_ends() -> None:
+    backend = StubBackend()
+    asked = ids_spec([5, 6, 7, 8], max_tokens=9, continued=3, stopping=pb.Stopping(min_tokens=4))
+    async for _ in service(backend).generate(pb.GenerateRequest(spec=asked), context()):
+        pass
+    generation = backend.last
+    assert (generation.prompt_ids, generation.num_continued) == ((5, 6, 7, 8), 3)
+    assert (generation.max_tokens, generation.sampling.min_tokens) == (9, 7)  # that of the whole answer
+    text = TextStream(tokenizer(), ())
+    ticket = Ticket(generation, text, frozenset(), 0.0, Statistics("m", "0"))
+    row = ticket.row_request()
+    assert (row.tokens, row.prompt_length, row.max_tokens) == ((5, 6, 7, 8), 1, 9)
+
+
+@pytest.mark.parametrize(
+    "asked", [ids_spec([5, 6], continued=2), spec(continued=1)], ids=["nothing but answer", "a text"]
+)
+async def test_an_answer_goes_on_from_tokens_with_a_prompt_before_them(asked: pb.GenerationSpec) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await anext(service(StubBackend()).generate(pb.GenerateRequest(spec=asked), context()))
+    assert caught.value.param == "spec.continued"
+
+
+async def test_the_prompts_numbers_come_once_and_with_its_tokens() -> None:
+    backend = StubBackend()
+    asked = ids_spec([5, 6, 7], logprobs=pb.Logprobs(top=2, prompt=True))
+    whole = await service(backend).generate_once(pb.GenerateOnceRequest(spec=asked), context())
+    assert backend.last.wants_prompt_logprobs
+    assert [token.id for token in whole.tokens.prompt] == [6, 7]
+    assert [token.logprob for token in whole.tokens.prompt] == [number(i, 2).logprob for i in (6, 7)]
+    assert all(len(token.top_logprobs) == 2 for token in whole.tokens.prompt)
+
+
+async def test_a_conversation_has_no_numbers_of_its_prompt() -> None:
+    chat = pb.Conversation(messages=[pb.Message(role=pb.ROLE_USER, content="x")])
+    asked = pb.GenerationSpec(model="stub-model", chat=chat, logprobs=pb.Logprobs(prompt=True))
+    with pytest.raises(InvalidRequest) as caught:
+        await anext(service(StubBackend()).generate(pb.GenerateRequest(spec=asked), context()))
+    assert caught.value.param == "spec.logprobs.prompt"
+
+
+async def test_a_servers_room_is_told_where_it_is_known() -> None:
+    backend = StubBackend()
+    assert not (await service(backend).get_stats(context())).HasField("room")
+    backend.state = {"status": "ok", "room": 0}
+    stats = await service(backend).get_stats(context())
+    assert (stats.HasField("room"), stats.room) == (True, 0)

@@ -60,6 +60,28 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_settings(tmp_path / "absent.yaml", environment={})
 
 
+@pytest.mark.parametrize("lanes", ["10.0.0.5", "a:b", "a:1,a:1", ":9000"])
+def test_a_remote_lane_is_an_address_and_named_once(lanes: str) -> None:
+    with pytest.raises(SettingsError, match="remote_lanes"):
+        load_settings(flags={"remote_lanes": lanes}, environment={})
+
+
+def test_remote_lanes_come_as_text_and_their_key_from_the_environment(tmp_path: Path) -> None:
+    settings = load_settings(
+        flags={"remote_lanes": "a:1, [::1]:2"}, environment={"DFLASH_REMOTE_KEY": "secret"}
+    )
+    assert settings.remote_lanes == ("a:1", "[::1]:2")
+    assert settings.remote_key is not None
+    assert "secret" not in repr(settings)
+    with pytest.raises(SettingsError, match="DFLASH_REMOTE_KEY"):
+        load_settings(flags={"remote_key": "secret"}, environment={})
+
+
+def test_without_any_lane_there_is_nowhere_to_play() -> None:
+    with pytest.raises(SettingsError, match="nowhere to play"):
+        load_settings(flags={"local_lanes": "false"}, environment={})
+
+
 def test_a_replica_drains_longer_than_any_row_lives() -> None:
     settings = Settings(window_max_age_s=7, request_timeout_s=11)
     assert settings.grace_s > 18

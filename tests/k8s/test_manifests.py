@@ -27,6 +27,7 @@ SECRETS = {
     "dflash-ray-token": {"auth_token"},
     "dflash-api-keys": {"keys", "metrics"},
     "dflash-redis": {"password"},
+    "dflash-remote-key": {"key"},
 }
 
 

@@ -121,7 +121,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("state", "model", "running", "waiting", "windows", "prompt_tokens", "generated_tokens", "rounds", "speculation", "finished", "version")
+    __slots__ = ("state", "model", "running", "waiting", "windows", "prompt_tokens", "generated_tokens", "rounds", "speculation", "finished", "version", "room")
     class FinishedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class GetStatsResponse(_message.Message):
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
     state: ServerState
     model: str
     running: int
@@ -151,10 +152,11 @@ class GetStatsResponse(_message.Message):
     speculation: Speculation
     finished: _containers.ScalarMap[str, int]
     version: str
-    def __init__(self, state: _Optional[_Union[ServerState, str]] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., windows: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., finished: _Optional[_Mapping[str, int]] = ..., version: _Optional[str] = ...) -> None: ...
+    room: int
+    def __init__(self, state: _Optional[_Union[ServerState, str]] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., windows: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., finished: _Optional[_Mapping[str, int]] = ..., version: _Optional[str] = ..., room: _Optional[int] = ...) -> None: ...
 
 class GenerationSpec(_message.Message):
-    __slots__ = ("model", "text", "chat", "token_ids", "max_tokens", "sampling", "stopping", "logprobs")
+    __slots__ = ("model", "text", "chat", "token_ids", "max_tokens", "sampling", "stopping", "logprobs", "continued")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +165,7 @@ class GenerationSpec(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUED_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     chat: Conversation
@@ -171,7 +174,8 @@ class GenerationSpec(_message.Message):
     sampling: Sampling
     stopping: Stopping
     logprobs: Logprobs
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[Conversation, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
+    continued: int
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[Conversation, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., continued: _Optional[int] = ...) -> None: ...
 
 class Conversation(_message.Message):
     __slots__ = ("messages", "tools", "template_arguments")
@@ -267,10 +271,12 @@ class Stopping(_message.Message):
     def __init__(self, strings: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., min_tokens: _Optional[int] = ...) -> None: ...
 
 class Logprobs(_message.Message):
-    __slots__ = ("top",)
+    __slots__ = ("top", "prompt")
     TOP_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
     top: int
-    def __init__(self, top: _Optional[int] = ...) -> None: ...
+    prompt: bool
+    def __init__(self, top: _Optional[int] = ..., prompt: bool = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("id", "model", "prompt_tokens", "window", "lane")
@@ -287,12 +293,14 @@ class Started(_message.Message):
     def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., window: _Optional[str] = ..., lane: _Optional[str] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("tokens", "text")
+    __slots__ = ("tokens", "text", "prompt")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedCompositeFieldContainer[Token]
     text: str
-    def __init__(self, tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., text: _Optional[str] = ...) -> None: ...
+    prompt: _containers.RepeatedCompositeFieldContainer[Token]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., text: _Optional[str] = ..., prompt: _Optional[_Iterable[_Union[Token, _Mapping]]] = ...) -> None: ...
 
 class Token(_message.Message):
     __slots__ = ("id", "origin", "logprob", "top_logprobs")

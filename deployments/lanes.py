@@ -1,0 +1,103 @@
+"""What a router knows of its lanes: how many rows each takes, how busy it is, whether it is worth asking now.
+
+Every lane publishes its standing, which routers read about once a second (``Standing``); what a router sees
+for itself in the meantime (rounds, refusals, losses) is added to it.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+ANYWHERE = ""  # the lane of a window that goes wherever Serve sends it; used while no lane is known
+NEWEST = 0.2  # weight of the newest round in a lane's mean
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a lane says of itself."""
+
+    lane: str
+    num_rows: int = 0  # of all routers
+    max_rows: int | None = None  # of one window, where it is not what the settings say
+    round_s: float = 0.0  # mean of recent rounds; 0 before the first
+    room: int | None = None  # rows that would find a place at once; None: as many as its windows leave
+    favours_two: bool = False  # windows that alternate, over one of the same rows, as it measured
+
+
+@dataclass(slots=True)
+class LaneView:
+    """A lane as one router sees it."""
+
+    standing: Standing
+    source: str  # who tells of it
+    max_rows: int
+    round_s: float = 0.0
+    num_placed: int = 0  # rows that we gave it since its last word
+    pause_s: float = 0.0
+    is_pausing: bool = False
+
+    @property
+    def name(self) -> str:
+        """The lane's name."""
+        return self.standing.lane
+
+    @property
+    def room(self) -> float:
+        """Rows that it would take now, whatever its windows leave."""
+        room = self.standing.room
+        return float("inf") if room is None else max(0, room - self.num_placed)
+
+    def expected_wait_s(self, num_rows: int) -> float:
+        """What a new row beside ``num_rows`` of ours waits for: the round at hand, a share of the next.
+
+        A lane that has never played is worth trying first.
+        """
+        return self.round_s * (1 + max(num_rows, self.standing.num_rows) / self.max_rows)
+
+    def observe_round(self, seconds: float) -> None:
+        """A round was played; whatever kept us from the lane is over."""
+        self.pause_s = 0.0
+        if seconds <= 0:  # the first word of a remote lane
+            return
+        self.round_s += (seconds - self.round_s) * (NEWEST if self.round_s else 1.0)
+
+
+class Board:
+    """The lanes that may be asked for a window."""
+
+    def __init__(self, max_rows: int, *, is_anywhere_open: bool = True):
+        """``max_rows`` of a window; ``is_anywhere_open``: while none is known, Serve may find one."""
+        self._max_rows = max_rows
+        self._lanes: dict[str, LaneView] = {}
+        self._anywhere = LaneView(Standing(ANYWHERE), "", max_rows)
+        self._is_anywhere_open = is_anywhere_open
+
+    def __iter__(self) -> Iterator[LaneView]:
+        """Lanes to open windows on."""
+        if not self._lanes and self._is_anywhere_open:
+            return iter((self._anywhere,))
+        return iter(self._lanes.values())
+
+    def __getitem__(self, name: str) -> LaneView:
+        """A lane by name; one that is gone, or not known yet, is as any."""
+        return self._lanes.get(name, self._anywhere)
+
+    def hear(self, source: str, standings: Iterable[Standing]) -> None:
+        """Take a source's word: its lanes are these and no others."""
+        told = {standing.lane: standing for standing in standings}
+        for name in [view.name for view in self._lanes.values() if view.source == source]:
+            if name not in told:
+                del self._lanes[name]
+        for standing in told.values():
+            view = self._lanes.get(standing.lane)
+            if view is None:
+                view = self._lanes[standing.lane] = LaneView(standing, source, self._max_rows)
+            view.standing, view.num_placed, view.source = standing, 0, source
+            view.round_s = standing.round_s or view.round_s
+            view.max_rows = standing.max_rows or view.max_rows
+
+    def add(self, name: str, max_rows: int | None) -> None:
+        """A window was opened on this lane."""
+        if name not in self._lanes:
+            self._lanes[name] = LaneView(Standing(name), "", self._max_rows)
+        if max_rows is not None:
+            self._lanes[name].max_rows = max_rows

@@ -1,0 +1,99 @@
+"""Windows on target replicas of this cluster: one streaming call each, mail through an inbox."""
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import AsyncGenerator, Awaitable
+from typing import cast
+
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+
+from deployments.inbox import RemoteInbox
+from deployments.lanes import Standing
+from deployments.messages import Answer, Closed, Letter, Opening, Refused
+from dflash_core.request import WindowId
+
+logger = logging.getLogger("dflash.router")
+
+STATS_TIMEOUT_S = 1.0
+
+
+class ServeStage:
+    """``Stage`` over the target's handle and this replica's inbox."""
+
+    is_anywhere_open = True
+
+    def __init__(self, target: DeploymentHandle):
+        self._target = target
+        self._inbox = RemoteInbox.start()
+        self._inboxes: dict[WindowId, RemoteInbox] = {}
+        self._mail: set[asyncio.Task[None]] = set()
+
+    async def play(self, opening: Opening) -> AsyncGenerator[Answer, None]:
+        """One streaming call: sticky by itself, and drained by Serve during an upgrade."""
+        inbox = self._inbox_of(opening.window_id)
+        call = self._target.options(
+            method_name="play",
+            stream=True,
+            session_id=opening.lane or opening.window_id,  # pinning.LaneRouter takes it for a replica's name
+            _by_reference=False,
+        )
+        response = cast(DeploymentResponseGenerator[Answer], call.remote(opening, inbox))
+        is_finished = False
+        try:
+            async for answer in response:
+                is_finished = isinstance(answer, Closed | Refused)
+                yield answer
+        finally:
+            if not is_finished:
+                response.cancel()
+
+    def send(self, window_id: WindowId, letter: Letter) -> None:
+        """Mail to whichever replica plays the window."""
+        inbox = self._inbox_of(window_id)
+        # A context of its own: Ray cancels whatever a cancelled request has called, and so the letter that
+        # takes its row out, or lets the next one in. Letters behind a lost one would wait for ever.
+        self._watch(contextvars.Context().run(inbox.put, window_id, letter))
+
+    def forget(self, window_id: WindowId) -> None:
+        """End the window's mailbox."""
+        inbox = self._inboxes.pop(window_id, None)
+        if inbox is not None:
+            self._watch(contextvars.Context().run(inbox.close, window_id))
+
+    async def mend(self) -> None:
+        """A new inbox, if the one there does not answer."""
+        try:
+            await asyncio.wait_for(self._inbox.num_boxes(), STATS_TIMEOUT_S)
+        except Exception:
+            logger.warning("the inbox is lost; starting another")
+            self._inbox = RemoteInbox.start()
+
+    async def standings(self, router: str, num_waiting: int) -> list[Standing]:
+        """What the targets that Serve sends calls to say of themselves; none if nobody answers in time.
+
+        One that is silent is left out: it may be gone.
+        """
+        try:
+            response = self._target.broadcast("standing", router, num_waiting)
+            answers = await response.results_async(timeout_s=STATS_TIMEOUT_S, return_exceptions=True)
+        except Exception as error:
+            logger.debug("no target answers: %s", error)
+            return []
+        return [answer for answer in answers if isinstance(answer, Standing)]
+
+    def _inbox_of(self, window_id: WindowId) -> RemoteInbox:
+        return self._inboxes.setdefault(window_id, self._inbox)
+
+    def _watch(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(_delivered(work))
+        self._mail.add(task)
+        task.add_done_callback(self._mail.discard)
+
+
+async def _delivered(work: Awaitable[None]) -> None:
+    """A lost inbox ends its windows, which is how the desk learns of it; here it is only logged."""
+    try:
+        await work
+    except Exception as error:
+        logger.debug("mail was not delivered: %s", error)

@@ -1,0 +1,145 @@
+"""Another cluster behind a real gRPC port: our own service over a desk whose windows are played by script."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from ray.serve.grpc_util import RayServegRPCContext
+
+from deployments.desk import Desk
+from deployments.generation import Event, Generation, ModelCard
+from deployments.keys import KeyRing
+from deployments.openai.limits import Limits
+from deployments.rpc.access import Access
+from deployments.rpc.boundary import answered, streamed
+from deployments.rpc.dflash.v1 import dflash_pb2_grpc
+from deployments.rpc.entrance import Entrance
+from deployments.rpc.health import Health
+from deployments.rpc.service import DFlashService
+from deployments.rpc.status import ClosingStatus
+from deployments.telemetry import Snapshot, Statistics
+from dflash_core.text.tokenizer import Tokenizer
+from tests.deployments.test_desk import TOKENIZER, LocalStage, desk
+
+
+class OtherBackend:
+    """``generation.Backend`` over a desk."""
+
+    def __init__(self, names: tuple[str, ...], stage: LocalStage, **options: float):
+        self.model_card = ModelCard(names, 0, 4096)
+        self.tokenizer: Tokenizer = TOKENIZER
+        self.statistics = Statistics(names[0], "0")
+        self.status = "ok"
+        self.stage = stage
+        self.desk: Desk = desk(stage, self.statistics, **options)
+        self.asked: list[Generation] = []
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[Event, None]:
+        self.asked.append(generation)
+        async with aclosing(self.desk.play(generation)) as events:
+            async for event in events:
+                yield event
+
+    async def health(self) -> Mapping[str, object]:
+        return {"status": self.status, "windows": self.desk.num_windows, "room": self.desk.room}
+
+    async def snapshot(self) -> Sequence[Snapshot]:
+        return [self.statistics.snapshot()]
+
+
+class Servicer(dflash_pb2_grpc.DFlashServiceServicer, health_pb2_grpc.HealthServicer):
+    """What Ray's proxy does: a failure on the context becomes the call's status."""
+
+    def __init__(self, backend: OtherBackend, keys: tuple[str, ...]):
+        entrance = Entrance(backend, Limits(), Access(KeyRing(keys)))
+        self._service = DFlashService(backend, entrance)
+        self._health = Health(backend, (), period_s=1.0, watch_s=1.0)
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        own = _Context(context)
+        async with aclosing(streamed(own, self._service.generate(request, own))) as messages:
+            async for message in messages:
+                yield await _sent(message, own, context)
+
+    async def ListModels(self, request: Any, context: Any) -> Any:  # noqa: N802
+        own = _Context(context)
+        return await _sent(await answered(own, self._service.list_models(own)), own, context)
+
+    async def GetStats(self, request: Any, context: Any) -> Any:  # noqa: N802
+        own = _Context(context)
+        return await _sent(await answered(own, self._service.get_stats(own)), own, context)
+
+    async def Check(self, request: Any, context: Any) -> HealthCheckResponse:  # noqa: N802
+        return await self._health.check(request)
+
+
+class _Context(RayServegRPCContext):
+    """Ray's own, made of what ``grpc.aio`` has."""
+
+    def __init__(self, context: Any):
+        self._given = context
+        self._failure: tuple[Any, str, Any] = (None, "", ())
+
+    def peer(self) -> str:
+        return self._given.peer()
+
+    def invocation_metadata(self) -> Any:
+        return list(self._given.invocation_metadata() or ())
+
+    def trailing_metadata(self) -> Any:
+        return [("request_id", "r1")]
+
+    def set_code(self, code: Any) -> None:
+        self._failure = (code, self._failure[1], self._failure[2])
+
+    def set_details(self, details: str) -> None:
+        self._failure = (self._failure[0], details, self._failure[2])
+
+    def set_trailing_metadata(self, trailing_metadata: Any) -> None:
+        self._failure = (*self._failure[:2], trailing_metadata)
+
+    @property
+    def failure(self) -> tuple[Any, str, Any]:
+        return self._failure
+
+
+async def _sent(message: Any, own: _Context, context: Any) -> Any:
+    if isinstance(message, ClosingStatus):
+        code, details, metadata = own.failure
+        await context.abort(code, details, tuple(metadata))
+    return message
+
+
+class OtherCluster:
+    """A server that can be killed."""
+
+    def __init__(self, backend: OtherBackend, keys: tuple[str, ...] = ()):
+        self.backend = backend
+        self.server = grpc.aio.server()
+        servicer = Servicer(backend, keys)
+        dflash_pb2_grpc.add_DFlashServiceServicer_to_server(servicer, self.server)
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, self.server)
+        self.port = self.server.add_insecure_port("127.0.0.1:0")
+
+    async def kill(self) -> None:
+        """Everything that it played is gone, without a word of ours."""
+        await self.server.stop(None)
+        self.backend.desk.close()
+
+
+@asynccontextmanager
+async def other_cluster(
+    *, names: tuple[str, ...] = ("demo",), keys: tuple[str, ...] = (), **options: float
+) -> AsyncIterator[OtherCluster]:
+    cluster = OtherCluster(OtherBackend(names, LocalStage(), **options), keys)
+    await cluster.server.start()
+    try:
+        yield cluster
+    finally:
+        await cluster.kill()
+        await asyncio.sleep(0)

@@ -1,0 +1,215 @@
+"""Several lanes at one desk, in virtual time: who plays where, and nobody waits while a lane has room."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployments.desk import Desk
+from deployments.generation import Started
+from deployments.lanes import Board, Standing
+from deployments.messages import Answer, Letter, Opening, Refused
+from deployments.scaling import FORGOTTEN_AFTER_S, ROWS, WAITING, Demand
+from dflash_core.request import WindowId
+from tests.deployments.test_desk import LocalStage, collect, desk, expected, request, tokens
+from tests.deployments.virtual_time import VirtualTimeLoop
+
+
+class Lanes:
+    """A stage of several lanes, each a ``LocalStage``; where no lane is named, the first is as good."""
+
+    is_anywhere_open = True
+
+    def __init__(self, *names: str):
+        self.stages = {name: LocalStage() for name in names}
+        self.homes: dict[WindowId, LocalStage] = {}
+        self.full: set[str] = set()
+
+    def play(self, opening: Opening) -> AsyncGenerator[Answer, None]:
+        name = opening.lane or next(iter(self.stages))
+        stage = self.homes[opening.window_id] = self.stages[name]
+        return self._named(name, stage.play(opening))
+
+    async def _named(self, name: str, answers: AsyncGenerator[Answer, None]) -> AsyncGenerator[Answer, None]:
+        if name in self.full:
+            yield Refused("lane_full", name)
+            return
+        async for answer in answers:
+            yield replace(answer, lane=name) if hasattr(answer, "lane") else answer  # type: ignore[call-arg]
+
+    def send(self, window_id: WindowId, letter: Letter) -> None:
+        self.homes[window_id].send(window_id, letter)
+
+    def forget(self, window_id: WindowId) -> None:
+        pass
+
+    async def mend(self) -> None:
+        pass
+
+    @property
+    def rows(self) -> list[int]:
+        return [stage.lane.num_rows for stage in self.stages.values()]
+
+
+def play(work: Coroutine[Any, Any, None]) -> None:
+    loop = VirtualTimeLoop()
+    try:
+        loop.run_until_complete(asyncio.wait_for(work, 60))
+    finally:
+        loop.close()
+
+
+def told(d: Desk, *names: str, **fields: Any) -> None:
+    d.hear("targets", [Standing(name, **fields) for name in names])
+
+
+def test_requests_for_two_windows_play_on_two_lanes_at_once() -> None:
+    async def work() -> None:
+        stage = Lanes("a", "b")
+        d = desk(stage, max_rows=3)  # type: ignore[arg-type]
+        told(d, "a", "b")
+        answers = [asyncio.ensure_future(collect(d, request(i, 60))) for i in range(6)]
+        await asyncio.sleep(0.01)
+        assert stage.rows == [3, 3]
+        assert d.num_waiting == 0
+        assert [tokens(await a) for a in answers] == [expected(request(i, 60)) for i in range(6)]
+        assert all(len(s.openings[0].letters) == 1 for s in stage.stages.values())  # one window each
+
+    play(work())
+
+
+def test_where_two_windows_are_faster_the_rows_of_one_are_shared_between_two() -> None:
+    async def work() -> None:
+        stage = Lanes("a")
+        d = desk(stage, max_rows=5)  # type: ignore[arg-type]
+        told(d, "a", favours_two=True)
+        answers = [asyncio.ensure_future(collect(d, request(i, 60))) for i in range(7)]
+        await asyncio.sleep(0.01)
+        assert len(stage.stages["a"].openings) == 2
+        assert (stage.rows, d.num_waiting) == ([6], 1)
+        assert [tokens(await a) for a in answers] == [expected(request(i, 60)) for i in range(7)]
+
+    play(work())
+
+
+def test_few_rows_stay_in_one_window_even_where_two_are_faster() -> None:
+    async def work() -> None:
+        stage = Lanes("a")
+        d = desk(stage, max_rows=5)  # type: ignore[arg-type]
+        told(d, "a", favours_two=True)
+        answers = [asyncio.ensure_future(collect(d, request(i, 60))) for i in range(3)]
+        await asyncio.gather(*answers)
+        assert len(stage.stages["a"].openings) == 1
+
+    play(work())
+
+
+def test_a_queue_takes_a_lane_that_is_new() -> None:
+    async def work() -> None:
+        stage = Lanes("a", "b")
+        d = desk(stage, max_rows=2)  # type: ignore[arg-type]
+        told(d, "a")
+        answers = [asyncio.ensure_future(collect(d, request(i, 60))) for i in range(4)]
+        await asyncio.sleep(0.01)
+        assert (stage.rows, d.num_waiting, d.room) == ([2, 0], 2, 0)
+        told(d, "a", "b")
+        await asyncio.sleep(0.01)
+        assert (stage.rows, d.num_waiting) == ([2, 2], 0)
+        assert [tokens(await a) for a in answers] == [expected(request(i, 60)) for i in range(4)]
+
+    play(work())
+
+
+def test_a_lane_that_is_gone_gets_no_rows_and_ends_those_it_has() -> None:
+    async def work() -> None:
+        stage = Lanes("a", "b")
+        d = desk(stage, max_rows=8)  # type: ignore[arg-type]
+        told(d, "a", "b")
+        before = [asyncio.ensure_future(collect(d, request(i, 60))) for i in range(4)]
+        await asyncio.sleep(0.01)
+        told(d, "b")
+        after = [asyncio.ensure_future(collect(d, request(i, 60))) for i in range(4, 7)]
+        await asyncio.sleep(0.01)
+        assert stage.rows == [2, 5]
+        for number, answer in enumerate([*before, *after]):
+            assert tokens(await answer) == expected(request(number, 60))
+
+    play(work())
+
+
+def test_a_refusal_sends_rows_to_the_other_lane_at_once() -> None:
+    async def work() -> None:
+        stage = Lanes("a", "b")
+        stage.full = {"a"}
+        d = desk(stage, max_rows=4)  # type: ignore[arg-type]
+        told(d, "a", "b")
+        answers = [asyncio.ensure_future(collect(d, request(i, 60))) for i in range(4)]
+        await asyncio.sleep(0.02)  # less than the pause after a refusal
+        assert stage.rows == [0, 4]
+        lanes = {e.lane for a in answers for e in await a if isinstance(e, Started)}
+        assert lanes == {"b"}
+
+    play(work())
+
+
+def test_the_rows_of_a_lost_lane_go_on_elsewhere_at_once() -> None:
+    async def work() -> None:
+        stage = Lanes("a", "b")
+        d = desk(stage, max_rows=4)  # type: ignore[arg-type]
+        told(d, "a", "b")
+        stage.stages["a"].breaks_after = [5]
+        answers = [asyncio.ensure_future(collect(d, request(i, 60))) for i in range(4)]
+        await asyncio.sleep(0.02)
+        assert stage.rows == [0, 4]
+        assert [tokens(await a) for a in answers] == [expected(request(i, 60)) for i in range(4)]
+
+    play(work())
+
+
+@pytest.mark.parametrize(
+    ("slow", "quick", "place"),
+    [
+        ({"round_s": 0.2}, {"round_s": 0.05}, "quick"),
+        ({"round_s": 0.2}, {"round_s": 0.15, "num_rows": 16}, "slow"),  # another router's rows count
+        ({"round_s": 0.2}, {"round_s": 0.05, "room": 0}, "slow"),
+    ],
+)
+def test_a_row_goes_where_the_least_wait_is_expected(
+    slow: dict[str, Any], quick: dict[str, Any], place: str
+) -> None:
+    async def work() -> None:
+        stage = Lanes("slow", "quick")
+        d = desk(stage)  # type: ignore[arg-type]
+        d.hear("targets", [Standing("slow", **slow), Standing("quick", **quick)])
+        events = await collect(d, request(1))
+        assert [e.lane for e in events if isinstance(e, Started)] == [place]
+
+    play(work())
+
+
+def test_a_source_speaks_for_its_own_lanes_alone() -> None:
+    board = Board(4)
+    board.hear("targets", [Standing("a"), Standing("b", max_rows=2)])
+    board.hear("far:9000", [Standing("far:9000", room=9)])
+    board.hear("targets", [Standing("b")])
+    assert [lane.name for lane in board] == ["b", "far:9000"]
+    assert board["b"].max_rows == 2
+    board.hear("targets", [])
+    board.hear("far:9000", [])
+    assert [lane.name for lane in board] == [""]  # wherever Serve sends it
+    assert list(Board(4, is_anywhere_open=False)) == []
+
+
+def test_the_queues_that_routers_tell_of_add_up_and_are_forgotten() -> None:
+    now = 0.0
+    demand = Demand(lambda: now)
+    demand.hear("one", 3)
+    demand.hear("two", 4)
+    demand.hear("one", 1)
+    assert demand.figures(7) == {ROWS: 7.0, WAITING: 5.0}
+    now = FORGOTTEN_AFTER_S - 1
+    demand.hear("two", 4)
+    now = FORGOTTEN_AFTER_S + 1
+    assert demand.figures(7) == {ROWS: 7.0, WAITING: 4.0}
