@@ -280,6 +280,10 @@ class Backend(Protocol):
         """Statistics, one per engine."""
         ...
 
+
+class OverviewBackend(Backend, Protocol):
+    """A backend that can show all routers, itself included: what the HTTP edge is built over."""
+
     async def overview(self) -> Overview:
         """Statistics and windows of every engine."""
         ...

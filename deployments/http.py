@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from deployments import console, telemetry
-from deployments.generation import Backend, ModelCard
+from deployments.generation import Backend, ModelCard, OverviewBackend
 from deployments.observing.watch import Watch
 from deployments.openai.answer import CHAT, COMPLETION, Answer, Dialect
 from deployments.openai.docs import FAILURES, document_bodies
@@ -41,7 +41,7 @@ _MAX_SHOWN = 100  # characters of a path in a message
 
 
 def create_app(
-    backend: Backend,
+    backend: OverviewBackend,
     *,
     limits: Limits | None = None,
     api_keys: tuple[str, ...] = (),
@@ -169,7 +169,7 @@ def _model(name: str, card: ModelCard) -> dict[str, object]:
     }
 
 
-def _add_operations(app: FastAPI, backend: Backend) -> None:
+def _add_operations(app: FastAPI, backend: OverviewBackend) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> JSONResponse:

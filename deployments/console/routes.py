@@ -6,10 +6,10 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from deployments.console.files import FILES, ROOT
 from deployments.console.state import state_json
-from deployments.generation import Backend
+from deployments.generation import OverviewBackend
 
 
-def add_console(app: Starlette, backend: Backend) -> None:
+def add_console(app: Starlette, backend: OverviewBackend) -> None:
     """Add the page, its files and its state."""
 
     async def file(request: Request) -> Response:

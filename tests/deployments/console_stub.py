@@ -54,6 +54,9 @@ class SpeakingWindow:
     def retire(self, row_id: RowId) -> None:
         self.rows.pop(row_id, None)
 
+    def begin(self) -> None:
+        """Nothing to ask for ahead."""
+
     def step(self) -> RoundReport:
         width = WIDTHS[self.num_rounds % len(WIDTHS)]
         self.num_rounds += 1

@@ -53,7 +53,7 @@ def test_one_scrape_shows_the_series_of_both(ray_cluster: int, two_routers: Depl
 
 
 def test_the_console_shows_the_windows_of_both(ray_cluster: int, two_routers: DeploymentHandle) -> None:
-    clients = [Client(generation(max_tokens=1200)).start(two_routers) for _ in range(6)]
+    clients = [Client(generation(max_tokens=600)).start(two_routers) for _ in range(6)]
     wait_until(lambda: all(client.windows for client in clients))
     labels = {row_label(client.request.row_id()) for client in clients}
 
