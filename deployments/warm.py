@@ -29,6 +29,7 @@ logger = logging.getLogger("dflash.warm")
 WINDOW = WindowId("warm-up")
 PROMPT_TOKENS = 20
 DRAFTER_WAIT_S = 60.0
+ENDLESS = "start: /(?s:.){99999,}/"  # a grammar that allows everything but the end
 _BIAS = ((0, 1.0),)
 RARER = (
     Sampling(logit_bias=_BIAS),
@@ -52,6 +53,9 @@ def warm_target(target: Target, max_rows: int, widest: int) -> None:
     for sampling in RARER:
         _play_through(target, min(max_rows, 2), widths, sampling)
     _play_through(target, min(max_rows, 2), widths, Sampling(), num_top_logprobs=5)
+    if target.grammars is not None and target.grammars.prepare():
+        for sampling in (Sampling(), Sampling(temperature=1.0)):
+            _play_through(target, min(max_rows, 2), widths, sampling, grammar=ENDLESS)
     logger.info("target warmed in %.1f s", time.perf_counter() - began)
 
 
@@ -61,6 +65,7 @@ def _play_through(
     widths: list[int],
     sampling: Sampling,
     num_top_logprobs: int | None = None,
+    grammar: str | None = None,
 ) -> None:
     """Let rows join as they do in service, up to each bucket, and play a round of each width there."""
     given = GivenWidth()
@@ -71,7 +76,8 @@ def _play_through(
         for row in range(window.num_rows, rows):
             request = RowRequest(RowId(str(row)), tuple(range(PROMPT_TOKENS)), budget, sampling)
             scores = num_top_logprobs is not None
-            window.admit(replace(request, num_top_logprobs=num_top_logprobs, wants_prompt_logprobs=scores))
+            request = replace(request, num_top_logprobs=num_top_logprobs, wants_prompt_logprobs=scores)
+            window.admit(replace(request, grammar=grammar))
         while window.has_work and window.num_live < rows:
             window.step()
         for given.width in widths:

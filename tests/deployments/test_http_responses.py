@@ -171,6 +171,11 @@ def test_log_probabilities_come_with_the_text_when_included(client: openai.OpenA
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "ship"}}}},
+            "text.format.schema",
+        ),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"max_output_tokens": 10_000}, "max_output_tokens"),
         ({"input_": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, None),
@@ -186,6 +191,13 @@ def test_what_cannot_be_kept_is_refused_in_the_requests_own_words(
         ask(client, **fields)
     assert (caught.value.param or "").startswith(param or "input[0].")
     assert "'messages'" not in caught.value.message
+
+
+def test_a_format_is_followed(client: openai.OpenAI, backend: StubBackend):
+    schema = {"type": "object", "properties": {"ship": {"type": "string"}}}
+    ask(client, text={"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}})
+    assert '"ship"' in (backend.last.grammar or "")
+    assert '"additionalProperties": false' in (backend.last.grammar or "")
 
 
 def test_nothing_is_stored_and_that_is_said(client: openai.OpenAI, backend: StubBackend):

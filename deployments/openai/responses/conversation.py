@@ -65,6 +65,7 @@ _NAMES = {
     "response_format": "text.format",
     "logprobs": "top_logprobs",
 }
+_SCHEMA = ("response_format.json_schema", "text.format")  # a schema stands one level deeper in a chat
 
 
 def as_chat(request: ResponsesRequest) -> tuple[ChatRequest, tuple[str, ...]]:
@@ -92,10 +93,10 @@ def in_words_of_responses() -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        message = str(error)
+        message = str(error).replace(*_SCHEMA)
         for theirs, ours in _NAMES.items():
             message = message.replace(f"'{theirs}'", f"'{ours}'")
-        name, dot, rest = (error.param or "").partition(".")
+        name, dot, rest = (error.param or "").replace(*_SCHEMA).partition(".")
         param = f"{_NAMES.get(name, name)}{dot}{rest}" or None
         raise type(error)(message, param=param, code=error.code) from None
 
