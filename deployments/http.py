@@ -9,8 +9,8 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from deployments import telemetry
-from deployments.generation import Backend, ModelCard
+from deployments import console, telemetry
+from deployments.generation import Backend, ModelCard, OverviewBackend
 from deployments.observing.watch import Watch
 from deployments.openai.answer import CHAT, COMPLETION, Answer, Dialect
 from deployments.openai.docs import FAILURES, document_bodies
@@ -38,12 +38,12 @@ from deployments.openai.unserved import reason_of
 from deployments.preparing import Preparer
 from dflash_core.errors import DFlashError
 
-OPEN_PATHS = ("/health",)
+OPEN_PATHS = ("/health", *console.PATHS)
 _MAX_SHOWN = 100  # characters of a path in a message
 
 
 def create_app(
-    backend: Backend,
+    backend: OverviewBackend,
     *,
     limits: Limits | None = None,
     api_keys: tuple[str, ...] = (),
@@ -62,6 +62,7 @@ def create_app(
     _add_tokenizing(app, backend, limits, preparer)
     _add_models(app, backend)
     _add_operations(app, backend)
+    console.add_console(app, backend)
     _add_failures(app)
     document_bodies(app)
     # The last added is the outermost.
@@ -171,7 +172,7 @@ def _model(name: str, card: ModelCard) -> dict[str, object]:
     }
 
 
-def _add_operations(app: FastAPI, backend: Backend) -> None:
+def _add_operations(app: FastAPI, backend: OverviewBackend) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -182,7 +183,7 @@ def _add_operations(app: FastAPI, backend: Backend) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         """Show the statistics as Prometheus text."""
-        page = telemetry.render(await backend.snapshot())
+        page = telemetry.render(router.snapshot for router in (await backend.overview()).routers)
         return Response(page, headers={"content-type": telemetry.CONTENT_TYPE})
 
     @app.get("/version")
