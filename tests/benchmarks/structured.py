@@ -67,8 +67,8 @@ def window_of(lane: LoadedLane, width: int, rows: int) -> Window:
     return Window(WindowId("0"), lane.target, lane.drafter, WindowPolicy(FixedWidth(width), max_rows=rows))
 
 
-def schemas(lane: LoadedLane, tokenizer: Tokenizer, count: int, first: int) -> bool:
-    """Answers to random schemas; whether all of them are valid."""
+def schemas(lane: LoadedLane, tokenizer: Tokenizer, count: int, first: int, seconds: float) -> bool:
+    """Answers to random schemas; whether all that were finished in time are valid."""
     asked = {str(seed): random_schema(seed) for seed in range(first, first + count)}
     window, began = window_of(lane, 16, 8), time.perf_counter()
     for name, schema in asked.items():
@@ -77,7 +77,7 @@ def schemas(lane: LoadedLane, tokenizer: Tokenizer, count: int, first: int) -> b
     said: dict[str, list[int]] = {name: [] for name in asked}
     ends: dict[str, str] = {}
     row_rounds = accepted = 0
-    while window.has_work:
+    while window.has_work and time.perf_counter() - began < seconds:
         report = window.step()
         for progress in report.rows:
             said[progress.row_id] += progress.tokens
@@ -85,8 +85,10 @@ def schemas(lane: LoadedLane, tokenizer: Tokenizer, count: int, first: int) -> b
             if progress.finish is not None:
                 ends[progress.row_id] = progress.error or progress.finish
         row_rounds += report.live_rows
-    seconds, wrong = time.perf_counter() - began, []
+    took, wrong = time.perf_counter() - began, []
     for name, schema in asked.items():
+        if name not in ends:
+            continue
         text = tokenizer.decode(said[name])
         try:
             jsonschema.validate(json.loads(text), schema)
@@ -96,8 +98,9 @@ def schemas(lane: LoadedLane, tokenizer: Tokenizer, count: int, first: int) -> b
         print("wrong:", *problem)
     tokens = sum(map(len, said.values()))
     print(
-        f"{count - len(wrong)} of {count} answers parse and validate; {tokens} tokens in {seconds:.1f} s "
-        f"({tokens / seconds:.0f} tok/s), {accepted / row_rounds:.2f} drafts accepted a row-round"
+        f"{len(ends) - len(wrong)} of {len(ends)} answers parse and validate ({count} asked for); "
+        f"{tokens} tokens in {took:.1f} s ({tokens / took:.0f} tok/s), "
+        f"{accepted / row_rounds:.2f} drafts accepted a row-round"
     )
     return not wrong
 
@@ -148,6 +151,7 @@ def main() -> None:
     parser.add_argument("what", choices=("schemas", "cost"))
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="seed of the first schema")
+    parser.add_argument("--seconds", type=float, default=1e9, help="play no longer; the rest goes unasked")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--widths", type=int, nargs="+", default=[1, 16])
@@ -155,7 +159,7 @@ def main() -> None:
     lane, tokenizer = load_lane(TARGET, DRAFTER), Tokenizer.load(TARGET)
     print(f"device {mx.default_device()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     if given.what == "schemas":
-        raise SystemExit(not schemas(lane, tokenizer, given.count, given.first))
+        raise SystemExit(not schemas(lane, tokenizer, given.count, given.first, given.seconds))
     for width in given.widths:
         cost(lane, tokenizer, given.repeat, width, given.rounds)
 
