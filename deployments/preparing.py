@@ -26,9 +26,19 @@ class Preparer:
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         self._grammars = Grammars(lambda: backend.tokenizer)
 
-    async def prepare(self, request: GenerationRequest, num_bytes: int, request_id: str) -> Generation:
-        """Fill in and check what needs the model; ``num_bytes`` is the request's size on the wire."""
+    async def prepare(
+        self,
+        request: GenerationRequest,
+        num_bytes: int,
+        request_id: str,
+        amend: Callable[[Generation], Generation] = lambda generation: generation,
+    ) -> Generation:
+        """Fill in and check what needs the model; ``num_bytes`` is the request's size on the wire.
+
+        ``amend`` adds what the request has no field for.
+        """
         generation = await self.run(num_bytes, prepare, request, self._backend, self._limits, request_id)
+        generation = amend(generation)
         if generation.grammar is not None:
             await self._compile(generation.grammar, generation.grammar_param)
         return generation

@@ -157,13 +157,15 @@ async def test_a_structure_is_a_grammar_and_one_that_cannot_be_followed_is_named
         pb.Structure(json='{"type": "integer"}'),
         pb.Structure(regex="a+"),
         pb.Structure(choice=pb.Texts(texts=["a", "b"])),
-        pb.Structure(grammar='start: "a"'),
     )
     for structure in structures:
         parsed = parse(ask("stub-model", "Once", structure=structure))
         generation = await entrance.prepare(parsed, 9, context())
         assert generation.grammar == (grammar_of(parsed, (), tokenizer()) or (None,))[0]
         assert generation.grammar is not None
+    both = spec(structure=structures[0], grammar='start: "a"')
+    with pytest.raises(InvalidRequest, match="one of"):
+        await anext(service(StubBackend()).generate(pb.GenerateRequest(spec=both), context()))
     asked = context()
     bad = pb.GenerateRequest(spec=spec(structure=pb.Structure(regex="(a")))
     with pytest.raises(InvalidRequest, match=r"Invalid 'spec.structure.regex'.*unclosed") as caught:
@@ -428,6 +430,19 @@ async def test_an_answer_goes_on_from_tokens_with_a_prompt_before_them(asked: pb
     with pytest.raises(InvalidRequest) as caught:
         await anext(service(StubBackend()).generate(pb.GenerateRequest(spec=asked), context()))
     assert caught.value.param == "spec.continued"
+
+
+async def test_a_grammar_comes_as_it_is_and_is_tried_before_it_is_played() -> None:
+    backend = StubBackend()
+    grammar = 'start: "yes" | "no"'
+    asked = ids_spec([5, 6], grammar=grammar)
+    async for _ in service(backend).generate(pb.GenerateRequest(spec=asked), context()):
+        pass
+    assert backend.last.grammar == grammar
+    asked.grammar = "start: ("
+    with pytest.raises(InvalidRequest) as caught:
+        await anext(service(backend).generate(pb.GenerateRequest(spec=asked), context()))
+    assert caught.value.param == "spec.grammar"
 
 
 async def test_the_prompts_numbers_come_once_and_with_its_tokens() -> None:
