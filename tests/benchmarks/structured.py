@@ -107,7 +107,7 @@ def schemas(lane: LoadedLane, tokenizer: Tokenizer, count: int, first: int, seco
 
 def cost(lane: LoadedLane, tokenizer: Tokenizer, repeat: int, width: int, rounds: int) -> None:
     """Tokens per second of three free rows beside a fourth that is free or has a grammar."""
-    greedy, budget = Sampling(), rounds * width + 2
+    greedy, budget = Sampling(), (rounds + 4) * width
     free = [row(tokenizer, str(i), QUESTIONS[i], budget, None, greedy) for i in range(1, 4)]
     free = [replace(request, stop_token_ids=frozenset()) for request in free]
     fourth = {
@@ -121,6 +121,7 @@ def cost(lane: LoadedLane, tokenizer: Tokenizer, repeat: int, width: int, rounds
             window = window_of(lane, width, 4)
             for member in (*free, request):
                 window.admit(member)
+            time.sleep(0.5)  # until the grammar is compiled: all four join together
             while window.num_live < 4:
                 window.step()
             said: dict[str, tuple[int, ...]] = {}
