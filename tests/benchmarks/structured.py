@@ -67,10 +67,12 @@ def window_of(lane: LoadedLane, width: int, rows: int) -> Window:
     return Window(WindowId("0"), lane.target, lane.drafter, WindowPolicy(FixedWidth(width), max_rows=rows))
 
 
-def schemas(lane: LoadedLane, tokenizer: Tokenizer, count: int, first: int, seconds: float) -> bool:
+def schemas(
+    lane: LoadedLane, tokenizer: Tokenizer, count: int, first: int, seconds: float, width: int
+) -> bool:
     """Answers to random schemas; whether all that were finished in time are valid."""
     asked = {str(seed): random_schema(seed) for seed in range(first, first + count)}
-    window, began = window_of(lane, 16, 8), time.perf_counter()
+    window, began = window_of(lane, width, 8), time.perf_counter()
     for name, schema in asked.items():
         hot = Sampling(temperature=1.0 if int(name) % 2 else 0.0, seed=int(name))
         window.admit(row(tokenizer, name, QUESTIONS[0], 4000, schema, hot))
@@ -153,6 +155,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="seed of the first schema")
     parser.add_argument("--seconds", type=float, default=1e9, help="play no longer; the rest goes unasked")
+    parser.add_argument("--width", type=int, default=4, help="of schemas' rounds; most of their drafts fail")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--widths", type=int, nargs="+", default=[1, 16])
@@ -160,7 +163,7 @@ def main() -> None:
     lane, tokenizer = load_lane(TARGET, DRAFTER), Tokenizer.load(TARGET)
     print(f"device {mx.default_device()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     if given.what == "schemas":
-        raise SystemExit(not schemas(lane, tokenizer, given.count, given.first, given.seconds))
+        raise SystemExit(not schemas(lane, tokenizer, given.count, given.first, given.seconds, given.width))
     for width in given.widths:
         cost(lane, tokenizer, given.repeat, width, given.rounds)
 
