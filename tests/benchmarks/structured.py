@@ -123,7 +123,8 @@ def cost(lane: LoadedLane, tokenizer: Tokenizer, repeat: int, width: int, rounds
             window = window_of(lane, width, 4)
             for member in (*free, request):
                 window.admit(member)
-            time.sleep(0.5)  # until the grammar is compiled: all four join together
+            while not all(member.is_ready for member in window._queue):
+                time.sleep(0.01)  # until the grammar is compiled: all four join together
             while window.num_live < 4:
                 window.step()
             said: dict[str, tuple[int, ...]] = {}
