@@ -66,17 +66,8 @@ def parse(spec: pb.GenerationSpec) -> GenerationRequest:
     return request
 
 
-def amended(generation: Generation, spec: pb.GenerationSpec) -> Generation:
-    """With what OpenAI's schema has no field for: a grammar, and an answer's beginning elsewhere.
-
-    Raises ``InvalidRequest``.
-    """
-    if spec.HasField("grammar") and spec.HasField("structure"):
-        raise InvalidRequest(
-            "Give one of 'spec.grammar' and 'spec.structure'.", param="spec.structure", code="invalid_value"
-        )
-    if spec.HasField("grammar"):
-        generation = replace(generation, grammar=spec.grammar, grammar_param="spec.grammar")
+def continued(generation: Generation, spec: pb.GenerationSpec) -> Generation:
+    """The same generation as the rest of an answer that was begun elsewhere; raises ``InvalidRequest``."""
     count = spec.continued
     if not count:
         return generation
@@ -142,7 +133,7 @@ def _structure(structure: pb.Structure) -> Document:
     name = structure.WhichOneof("kind")
     if name is None:
         raise InvalidRequest(
-            "Invalid 'structured_outputs': give one of 'json', 'regex' and 'choice'.",
+            "Invalid 'structured_outputs': give one of 'json', 'regex', 'choice' and 'grammar'.",
             param="structured_outputs",
             code="missing_required_parameter",
         )

@@ -157,15 +157,13 @@ async def test_a_structure_is_a_grammar_and_one_that_cannot_be_followed_is_named
         pb.Structure(json='{"type": "integer"}'),
         pb.Structure(regex="a+"),
         pb.Structure(choice=pb.Texts(texts=["a", "b"])),
+        pb.Structure(grammar='start: "a"'),
     )
     for structure in structures:
         parsed = parse(ask("stub-model", "Once", structure=structure))
         generation = await entrance.prepare(parsed, 9, context())
         assert generation.grammar == (grammar_of(parsed, (), tokenizer()) or (None,))[0]
         assert generation.grammar is not None
-    both = spec(structure=structures[0], grammar='start: "a"')
-    with pytest.raises(InvalidRequest, match="one of"):
-        await anext(service(StubBackend()).generate(pb.GenerateRequest(spec=both), context()))
     asked = context()
     bad = pb.GenerateRequest(spec=spec(structure=pb.Structure(regex="(a")))
     with pytest.raises(InvalidRequest, match=r"Invalid 'spec.structure.regex'.*unclosed") as caught:
@@ -335,6 +333,24 @@ def test_details_and_metadata_fit_the_headers_that_clients_take() -> None:
     set_failure(asked, InvalidRequest("ж" * 10_000, param="ж" * 10_000))
     sent = sum(len(key) + len(value) for key, value in asked.trailing_metadata())
     assert sent + 3 * len(asked.details().encode()) < 8 * 1024
+
+
+@pytest.mark.parametrize(
+    ("peer", "keys", "name"),
+    [
+        ("ipv4:127.0.0.1:5000", (), "127.0.0.1"),
+        ("ipv6:%5B::1%5D:5000", (), "::1"),
+        ("unix:/tmp/socket", (), ""),
+        ("ipv4:10.0.0.7:5000", ("left", "right"), "key-2"),
+    ],
+)
+async def test_a_call_is_known_by_its_key_else_by_its_peers_address(
+    peer: str, keys: tuple[str, ...], name: str
+) -> None:
+    backend = StubBackend()
+    asked = context(peer, authorization="Bearer right")
+    await anext(service(backend, keys).generate(pb.GenerateRequest(spec=spec()), asked))
+    assert backend.last.client == name
 
 
 @pytest.mark.parametrize(
