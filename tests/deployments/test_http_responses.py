@@ -212,6 +212,13 @@ def test_what_cannot_be_kept_is_refused_in_the_requests_own_words(
     assert "'response_format" not in caught.value.message
 
 
+def test_a_format_is_followed(client: openai.OpenAI, backend: StubBackend):
+    schema = {"type": "object", "properties": {"ship": {"type": "string"}}}
+    ask(client, text={"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}})
+    assert '"ship"' in (backend.last.grammar or "")
+    assert '"additionalProperties": false' in (backend.last.grammar or "")
+
+
 def test_nothing_is_stored_and_that_is_said(client: openai.OpenAI, backend: StubBackend):
     raw = client.responses.with_raw_response.create(model="stub-model", input="Hi", store=True)
     answer: Any = raw.parse()
