@@ -5,7 +5,6 @@ use for it.
 """
 
 import asyncio
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from dflash_core.checkpoints import (
     read_max_context,
     read_target_spec,
 )
+from dflash_core.checkpoints.json_file import read_loose_json
 from dflash_core.request import WindowId
 from dflash_core.text.tokenizer import Tokenizer
 
@@ -169,8 +169,10 @@ class LocalEngine:
         """Read tokenizer and configs. Where every lane is elsewhere, no weights are fetched."""
         weights = settings.local_lanes
         target_path, drafter_path = resolve_pair(settings.target, settings.drafter, weights=weights)
+        tokenizer = Tokenizer.load(target_path)
         if weights:  # checked against the configs, all of them
             spec = read_target_spec(target_path)
+            tokenizer.require_within(spec.vocab_size)
             max_context = spec.max_context
             block_size = read_drafter_spec(drafter_path, spec).block_size if drafter_path is not None else 1
         else:
@@ -178,7 +180,7 @@ class LocalEngine:
             block_size = read_block_size(drafter_path) if drafter_path is not None else 1
         tokenizer = Tokenizer.load(target_path)
         file = target_path / "generation_config.json"
-        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        config = read_loose_json(file) if file.exists() else {}
         card = ModelCard(
             names=settings.served_model_names,
             created=int(file.stat().st_mtime) if file.is_file() else 0,
@@ -214,6 +216,7 @@ def _prefixes(
 def _open_exchange(
     settings: Settings, link: "DrafterLink", loop: asyncio.AbstractEventLoop, spec: DrafterSpec
 ) -> "RemoteDrafter":
+    from deployments.exchange.patience import Patience
     from deployments.exchange.remote import RemoteDrafter
     from deployments.exchange.retention import default_limit
     from deployments.exchange.transport import Transport
@@ -224,6 +227,6 @@ def _open_exchange(
         Transport(settings.transport, settings.ref_threshold_bytes),
         spec.fingerprint,
         spec.block_size,
-        settings.draft_timeout_s,
+        Patience(settings.draft_timeout_s),
         settings.feature_bytes or default_limit(),
     )

@@ -108,6 +108,7 @@ METRICS: tuple[Metric, ...] = (
         "keep their order. Verdicts: equal (no bit differs), near_tie, different.",
         ("slots", "width", "verdict"),
     ),
+    Metric("dflash_routers_missing", "gauge", "Routers that did not answer when this one last asked them."),
     Metric("dflash_window_rows", "gauge", "Rows in the latest round."),
     Metric("dflash_window_rows_max", "gauge", "Most rows that ever shared a round."),
     Metric("dflash_round_rows", "histogram", "Rows per round.", buckets=_ROWS),

@@ -8,8 +8,6 @@ from dataclasses import asdict
 from typing import Any
 
 import ray
-from ray import serve
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
@@ -18,14 +16,17 @@ from deployments.desk import Desk
 from deployments.engine import Engine
 from deployments.generation import Event, Generation, ModelCard
 from deployments.keys import keys_of
+from deployments.naming import replica_name
 from deployments.observing.exporting import exporting_to
 from deployments.observing.watch import Watch
 from deployments.openai.limits import Limits
 from deployments.remote import remote_lanes
 from deployments.serve_stage import STATS_TIMEOUT_S
 from deployments.settings import Settings
+from deployments.siblings import Replicas, Siblings
 from deployments.stages import Stages
 from deployments.telemetry import Snapshot, Statistics
+from deployments.view import Overview, RouterView
 from dflash_core.text.stream import TextStream
 from dflash_core.text.tokenizer import Tokenizer
 
@@ -43,6 +44,7 @@ class RouterReplica:
         self._statistics = Statistics(settings.served_model_names[0], name)
         self._exporting = exporting_to(settings.trace_endpoint, name)
         self._watch = Watch(self._exporting.tracer, settings.trace_round_every)
+        self._siblings = Siblings(self._own_view, Replicas("view").ask)
         self._knows_probe = False  # the target's findings do not change while it lives
         self._stages = Stages(name, target, remote_lanes(settings, self._parts))
         self._desk = Desk(
@@ -128,6 +130,15 @@ class RouterReplica:
             await self._target_stats()
         return [self._statistics.snapshot()]
 
+    async def view(self) -> RouterView:
+        """What this router shows of itself; its siblings ask for it."""
+        [snapshot] = await self.snapshot()
+        return RouterView.now(snapshot, self._desk.view())
+
+    async def overview(self) -> Overview:
+        """What all routers show."""
+        return await self._siblings.overview()
+
     def __del__(self) -> None:
         """Serve has drained the replica: close what is open."""
         if hasattr(self, "_desk"):
@@ -137,7 +148,12 @@ class RouterReplica:
 
     def _new_text(self, generation: Generation) -> TextStream:
         least = max(0, generation.sampling.min_tokens - generation.num_continued)
-        return TextStream(self._parts.tokenizer, generation.stop_strings, min_tokens=least)
+        traces = generation.delivery.rounds
+        return TextStream(self._parts.tokenizer, generation.stop_strings, min_tokens=least, traces=traces)
+
+    async def _own_view(self, num_missing: int) -> RouterView:
+        self._statistics.observe_missing(num_missing)
+        return await self.view()
 
     def _status(self, has_target: bool) -> str:
         if self._desk.is_draining:
@@ -163,10 +179,7 @@ def _engine_name() -> str:
 
     Each router counts for itself, and a scrape meets one of them: under one name their counters would jump.
     """
-    try:
-        return serve.get_replica_context().replica_id.unique_id
-    except RayServeException:
-        return "0"  # outside Serve there is one router
+    return replica_name(outside="0")  # there is one router then
 
 
 async def _awaited(response: Awaitable[Any]) -> Any:

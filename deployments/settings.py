@@ -106,7 +106,9 @@ class Settings(_Strict):
     # Exchange between target and drafter.
     transport: Transport = "auto"
     ref_threshold_bytes: int = Field(default=2**20, ge=0)  # auto: arrays from here on go as refs
-    draft_timeout_s: Seconds = 2.0  # a draft that takes longer is abandoned; the round is classic
+    # A draft that takes three times the median of its shape (at least 50 ms) is abandoned, and the round is
+    # classic. So long is waited while that median is not known, and never longer.
+    draft_timeout_s: Seconds = 2.0
     feature_bytes: int | None = Field(default=None, ge=2**20)  # features kept per target replica, in case
     # the drafter loses them (retention.py tells what happens beyond); None: 10 % of the object store
     session_ttl_s: Seconds = 60.0  # idle drafter state is dropped after this
@@ -276,5 +278,7 @@ def _explain(error: ValidationError) -> str:
             known = ", ".join(sorted(Settings.model_fields))
             lines.append(f"{where}: there is no such setting (known: {known})")
         else:
-            lines.append(f"{where}: {fault['msg']}, got {fault['input']!r}")
+            # What was meant as a key is not shown, however wrong it is.
+            got = "" if fault["loc"][:1] == ("api_keys",) else f", got {fault['input']!r}"
+            lines.append(f"{where}: {fault['msg']}{got}")
     return "\n".join(lines)

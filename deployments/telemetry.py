@@ -125,6 +125,10 @@ class Statistics:
         self._add("dflash_drafter_mismatches_total", traffic.mismatches)
         self._add("dflash_contexts_lost_total", traffic.contexts_lost)
 
+    def observe_missing(self, missing: int) -> None:
+        """Set how many routers did not answer when this one asked."""
+        self._set("dflash_routers_missing", missing)
+
     def observe_probe(self, shapes: Mapping[str, Mapping[str, Any]]) -> None:
         """Set the probe's findings, as ``Findings.as_json`` gives them; earlier ones no longer hold."""
         series: dict[Labels, float] = {}

@@ -30,6 +30,7 @@ logger = logging.getLogger("dflash.warm")
 WINDOW = WindowId("warm-up")
 PROMPT_TOKENS = 20
 DRAFTER_WAIT_S = 60.0
+ENDLESS = "start: /(?s:.){99999,}/"  # a grammar that allows everything but the end
 _BIAS = ((0, 1.0),)
 RARER = (
     Sampling(logit_bias=_BIAS),
@@ -53,6 +54,9 @@ def warm_target(target: Target, max_rows: int, widest: int) -> None:
     for sampling in RARER:
         _play_through(target, min(max_rows, 2), widths, sampling)
     _play_through(target, min(max_rows, 2), widths, Sampling(), num_top_logprobs=5)
+    if target.grammars is not None and target.grammars.prepare():
+        for sampling in (Sampling(), Sampling(temperature=1.0)):
+            _play_through(target, min(max_rows, 2), widths, sampling, grammar=ENDLESS)
     logger.info("target warmed in %.1f s", time.perf_counter() - began)
 
 
@@ -71,6 +75,7 @@ def _play_through(
     widths: list[int],
     sampling: Sampling,
     num_top_logprobs: int | None = None,
+    grammar: str | None = None,
 ) -> None:
     """Let rows join as they do in service, up to each bucket, and play a round of each width there."""
     given = GivenWidth()
@@ -81,7 +86,8 @@ def _play_through(
         for row in range(window.num_rows, rows):
             request = RowRequest(RowId(str(row)), tuple(range(PROMPT_TOKENS)), budget, sampling)
             scores = num_top_logprobs is not None
-            window.admit(replace(request, num_top_logprobs=num_top_logprobs, wants_prompt_logprobs=scores))
+            request = replace(request, num_top_logprobs=num_top_logprobs, wants_prompt_logprobs=scores)
+            window.admit(replace(request, grammar=grammar))
         while window.has_work and window.num_live < rows:
             window.step()
         for given.width in widths:
@@ -129,7 +135,6 @@ def measured_costs(
         return None
     if not drafter.wait_for_drafter(DRAFTER_WAIT_S):
         return None
-    patience, drafter.timeout_s = drafter.timeout_s, DRAFTER_WAIT_S  # a compile is no failure
 
     def has_drafted() -> bool:  # rounds that failed to draft were classic, and say nothing
         return drafter.transport.num_failures == 0
@@ -142,17 +147,17 @@ def measured_costs(
             settings.transport,
             settings.blas_threads,
         )
-        costs = width_costs(
-            target,
-            drafter,
-            circumstances,
-            settings.cache_dir,
-            budget_s=settings.calibration_s,
-            is_sound=has_drafted,
-        )
+        with drafter.patience.waived(DRAFTER_WAIT_S):  # a compile is no failure
+            costs = width_costs(
+                target,
+                drafter,
+                circumstances,
+                settings.cache_dir,
+                budget_s=settings.calibration_s,
+                is_sound=has_drafted,
+            )
         return costs if has_drafted() else None
     finally:
-        drafter.timeout_s = patience
         drafter.transport.take_traffic()  # no request's
 
 

@@ -31,6 +31,7 @@ class RowProgress:
     error_kind: str | None = None  # only with finish == "error": a kind of dflash_core.errors
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each of ``tokens``, if the row asked
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first token: of the prompt's second and on
+    num_first: int = 0  # leading ``tokens`` that reading the prompt gave, before any round
     cached_tokens: int = 0  # once: of a fresh row's prompt, those that a saved state stood for
 
 

@@ -301,12 +301,17 @@ class Window:
         else:
             self.drafter.drop(self.window_id, (row.row_id,))
         self._prefill.release(done.slot, scrub=False)
-        first = RowProgress(row.row_id, tokens, 0, 0, 0, reason)
-        return replace(
-            first,
+        return RowProgress(
+            row.row_id,
+            tokens,
+            0,
+            0,
+            0,
+            reason,
             logprobs=done.logprobs,
             prompt_logprobs=done.prompt_logprobs,
             cached_tokens=done.cached_tokens,
+            num_first=1,
         )
 
     def _start_waiting(self) -> None:
@@ -419,4 +424,5 @@ def _joined(first: RowProgress | None, played: RowProgress) -> RowProgress:
         logprobs=first.logprobs + played.logprobs,
         prompt_logprobs=first.prompt_logprobs,
         cached_tokens=first.cached_tokens,
+        num_first=first.num_first,
     )

@@ -54,6 +54,7 @@ def prepare(request: GenerationRequest, backend: Backend, limits: Limits, reques
             include_usage=bool(options and options.include_usage),
             continuous_usage=bool(options and options.continuous_usage_stats),
             return_token_ids=bool(request.return_token_ids),
+            rounds=bool(request.dflash and request.dflash.rounds),
         ),
         request_id=request_id,
         num_choices=num_choices,

@@ -44,6 +44,7 @@ _PATHS: Mapping[str, str] = {
     "min_tokens": "spec.stopping.min_tokens",
     "logprobs": "spec.logprobs.top",
     "top_logprobs": "spec.logprobs.top",
+    "structured_outputs": "spec.structure",
     **{name: f"spec.sampling.{name}" for name in (*_SAMPLING, "logit_bias")},
 }
 
@@ -65,13 +66,8 @@ def parse(spec: pb.GenerationSpec) -> GenerationRequest:
     return request
 
 
-def amended(generation: Generation, spec: pb.GenerationSpec) -> Generation:
-    """With what OpenAI's schema has no field for: a grammar, and an answer's beginning elsewhere.
-
-    Raises ``InvalidRequest``.
-    """
-    if spec.HasField("grammar"):
-        generation = replace(generation, grammar=spec.grammar, grammar_param="spec.grammar")
+def continued(generation: Generation, spec: pb.GenerationSpec) -> Generation:
+    """The same generation as the rest of an answer that was begun elsewhere; raises ``InvalidRequest``."""
     count = spec.continued
     if not count:
         return generation
@@ -121,6 +117,8 @@ def _document(spec: pb.GenerationSpec) -> Document:
                 code="invalid_value",
             )
         document |= {"echo": True} if spec.logprobs.prompt else {}
+    if spec.HasField("structure"):
+        document["structured_outputs"] = _structure(spec.structure)
     match kind:
         case "chat":
             document |= _conversation(spec.chat)
@@ -129,6 +127,17 @@ def _document(spec: pb.GenerationSpec) -> Document:
         case _:
             document["prompt"] = spec.text
     return document
+
+
+def _structure(structure: pb.Structure) -> Document:
+    name = structure.WhichOneof("kind")
+    if name is None:
+        raise InvalidRequest(
+            "Invalid 'structured_outputs': give one of 'json', 'regex', 'choice' and 'grammar'.",
+            param="structured_outputs",
+            code="missing_required_parameter",
+        )
+    return {name: list(structure.choice.texts) if name == "choice" else getattr(structure, name)}
 
 
 def _conversation(chat: pb.Conversation) -> Document:

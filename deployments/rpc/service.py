@@ -11,7 +11,7 @@ from deployments.rpc import facts
 from deployments.rpc.answers import Answer
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
 from deployments.rpc.entrance import Entrance
-from deployments.rpc.requests import amended, in_our_words, parse
+from deployments.rpc.requests import continued, in_our_words, parse
 from dflash_core.errors import InvalidRequest
 
 
@@ -60,7 +60,7 @@ class DFlashService:
         self._entrance.check(context, num_bytes)
         request = parse(spec)
         try:
-            amend = partial(amended, spec=spec)
+            amend = partial(continued, spec=spec)
             return await self._entrance.prepare(request, num_bytes, context, amend)
         except InvalidRequest as error:
             raise in_our_words(error, spec) from None

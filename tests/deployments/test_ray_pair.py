@@ -165,14 +165,36 @@ def test_a_killed_drafter_changes_no_token(base_url: str, alone: Answers) -> Non
     )
 
 
+NAMES: Any = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "names",
+        "schema": {
+            "type": "array",
+            "items": {"type": "string", "maxLength": 9},
+            "minItems": 9,
+            "maxItems": 9,
+        },
+    },
+}
+
+
 def test_a_killed_target_changes_no_token(base_url: str, alone: Answers) -> None:
+    """Nor one of a row that follows a grammar: it goes on where it was in it."""
+
+    async def listed(client: AsyncOpenAI) -> tuple[int, ...]:
+        return await ask(client, QUESTIONS[6], 400, response_format=NAMES)
+
     async def work(client: AsyncOpenAI) -> Answers:
         asked = [asyncio.ensure_future(ask(client, question)) for question in QUESTIONS]
+        asked.append(asyncio.ensure_future(listed(client)))
         await asyncio.sleep(0.2)
         kill_replica("Target")
         return list(await asyncio.gather(*asked))
 
-    assert with_client(base_url, work) == alone
+    names = with_client(base_url, listed)
+    assert len(json.loads(Tokenizer.load(PAIR_PATH / "target").decode(names))) == 9
+    assert with_client(base_url, work) == [*alone, names]
 
 
 def test_health_tells_the_essentials(base_url: str) -> None:
