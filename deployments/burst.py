@@ -73,6 +73,7 @@ class BurstWindow:
         self.lane = lane  # that it is meant for, then the one that it is on
         self.tickets: dict[RowId, Ticket] = {}
         self.is_joinable = True
+        self.was_opened = False  # whether a replica took it
         self._stage = stage
         self._on_open = on_open
         self._on_round = on_round
@@ -143,7 +144,7 @@ class BurstWindow:
                         case Played():
                             self._take(answer)
                         case Opened():
-                            self.lane = answer.lane
+                            self.lane, self.was_opened = answer.lane, True
                             self._on_open(answer)
                         case Returned():
                             self._give_back(answer)

@@ -4,14 +4,13 @@ Runs on one event loop without locks: whatever changes who waits or who plays en
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 import uuid
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 
 from deployments.burst import BurstWindow, Stage
+from deployments.fair_queue import FairQueue
 from deployments.generation import Ended, Event, Generation
 from deployments.lanes import ANYWHERE, Board, LaneView, Standing
 from deployments.messages import Closed, Opened, Played, Refused, Returned, Traffic
@@ -57,7 +56,7 @@ class Desk:
         self._max_windows = max_windows
         self._max_queue = max_queue
         self._window_max_age_s = window_max_age_s
-        self._waiting: deque[Ticket] = deque()
+        self._waiting = FairQueue(max_queue)
         self._windows: list[BurstWindow] = []
         self._is_closed = False
         self._is_draining = False
@@ -148,18 +147,28 @@ class Desk:
         events = tickets[0].events
         for ticket in tickets.values():
             ticket.events = events
-        num_before = len(self._waiting)
+        self._make_room(generation.client, len(tickets))
         self._waiting.extend(tickets.values())
-        num_waiting = len(self._waiting)
-        if num_waiting > self._max_queue and num_waiting - self._places().num_free > self._max_queue:
-            for ticket in tickets.values():
-                self._waiting.remove(ticket)
-            raise QueueFull(
-                f"{num_before} answers are waiting already; try again later",
-                retry_after=self._expected_wait_s(),
-            )
         self._schedule()
         return tickets, events
+
+    def _make_room(self, client: str, count: int) -> None:
+        """Raise QueueFull unless a client may add so many; what others hold beyond their share makes room."""
+        full = f"{len(self._waiting)} answers are waiting already; try again later"
+        if not self._waiting.may_take(client, count):
+            raise self._refusal(f"{full}: yours are up to half of them, and others wait too")
+        excess = len(self._waiting) + count - self._max_queue
+        if excess <= 0 or (excess := excess - self._places().num_free) <= 0:
+            return
+        surplus = self._waiting.surplus(min(excess, count), client)
+        if not surplus:
+            raise self._refusal(full)
+        for ticket in surplus:
+            self._waiting.remove(ticket)
+            ticket.fail(self._refusal("more than half of those who wait were yours, and others came"))
+
+    def _refusal(self, message: str) -> QueueFull:
+        return QueueFull(message, retry_after=self._expected_wait_s())
 
     def _new_ticket(self, generation: Generation, index: int) -> Ticket:
         text, now = self._new_text(generation), time.monotonic()
@@ -176,8 +185,7 @@ class Desk:
     def _leave(self, ticket: Ticket, reason: str) -> None:
         ticket.is_over = True
         now = time.monotonic()
-        with contextlib.suppress(ValueError):
-            self._waiting.remove(ticket)
+        self._waiting.remove(ticket)
         for window in self._windows:
             window.retire(ticket)
         first = ticket.first_token_at
@@ -196,7 +204,7 @@ class Desk:
             ticket.fail(DeadlineExceeded(f"not finished within {generation.deadline_s:g} seconds"))
 
     def _schedule(self) -> None:
-        """Give places to whoever waits longest; windows are opened with all the rows that are for them."""
+        """Give places to those whose turn it is; windows are opened with all the rows that are for them."""
         while self._waiting and not self._is_closed:
             place = self._places().best()
             if place is None:
@@ -213,7 +221,7 @@ class Desk:
         return Places(self._board, self._windows, self._max_windows)
 
     def _next_ticket(self) -> Ticket:
-        ticket = self._waiting.popleft()
+        ticket = self._waiting.pop()
         if not ticket.was_admitted:
             ticket.was_admitted = True
             prompt_tokens = len(ticket.generation.prompt_ids)
@@ -251,13 +259,16 @@ class Desk:
             self._schedule()
 
     def _on_over(self, window: BurstWindow, ending: Closed | Refused | None) -> None:
-        """A window ended: what still lives in it goes to the head of the queue, in order."""
+        """A window ended: what still lives in it goes to the head of the queue, in order.
+
+        There it waits for a replica as long as its deadline lets it.
+        """
         self._windows.remove(window)
         survivors = [ticket for ticket in window.tickets.values() if not ticket.is_over]
-        if not isinstance(ending, Refused):
+        if window.was_opened:  # else no replica was there to take it, and no row is to blame
             for ticket in survivors:
                 ticket.move()
-        self._waiting.extendleft(ticket for ticket in reversed(survivors) if not ticket.is_over)
+        self._waiting.put_back(ticket for ticket in survivors if not ticket.is_over)
         if survivors:
             self._pause(self._board[window.lane])
         self._schedule()
@@ -267,7 +278,7 @@ class Desk:
         if returned.was_playing:
             ticket.move()
         if not ticket.is_over:
-            self._waiting.appendleft(ticket)
+            self._waiting.put_back([ticket])
         self._pause(self._board[window.lane], returned.retry_after_s)
         self._schedule()
 

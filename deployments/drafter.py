@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
@@ -11,6 +11,7 @@ import ray
 from deployments.engine import Engine
 from deployments.exchange.messages import DraftCall, DraftReply, Piece, RowFeatures
 from deployments.mlx_thread import MlxThread
+from deployments.naming import replica_name
 from deployments.observing.lines import write_logs
 from deployments.settings import Settings
 from dflash_core.request import RowId, WindowId
@@ -50,9 +51,10 @@ class DrafterReplica:
         """Forget a window."""
         await self._thread.run(lambda: self._loaded and self._loaded.close(window_id))
 
-    async def stats(self) -> dict[str, int]:
+    async def stats(self) -> dict[str, Any]:
         """Windows with state here."""
-        return {"sessions": await self._thread.run(lambda: self._loaded.num_sessions if self._loaded else 0)}
+        sessions = await self._thread.run(lambda: self._loaded.num_sessions if self._loaded else 0)
+        return {"replica": replica_name(), "sessions": sessions}
 
     def check_health(self) -> None:
         """Serve replaces the replica when this raises."""

@@ -11,6 +11,7 @@ from typing import Literal, NewType, Protocol
 
 from deployments.telemetry import Snapshot
 from deployments.view import Overview
+from dflash_core.checkpoints.fields import Fields
 from dflash_core.events import TokenLogprobs
 from dflash_core.request import RowId, Sampling
 from dflash_core.text.stream import Piece
@@ -43,9 +44,11 @@ class Generation:
     deadline_s: float  # seconds that the request may take, from its arrival
     delivery: Delivery = field(default_factory=Delivery)
     request_id: str = ""  # the client's or our correlation id, for logs and spans
+    client: str = ""  # whose it is, to be fair between clients: a key's name, else the peer's address
     num_choices: int = 1  # answers, each a row with a seed of its own
     num_top_logprobs: int | None = None  # likeliest tokens to tell beside each; None: no log-probabilities
     echo: str | None = None  # the prompt's text, if the answer is to begin with it
+    save_at: tuple[int, ...] = ()  # lengths of the prompt that another one may share: its message boundaries
     num_continued: int = 0  # of the last prompt_ids: an answer begun elsewhere, which goes on here
     grammar: str | None = None  # what every answer must be, in llguidance's own form
     grammar_param: str | None = None  # the field of the request that says so
@@ -223,18 +226,21 @@ class SamplingDefaults:
 
     @classmethod
     def of_generation_config(cls, config: Mapping[str, object]) -> "SamplingDefaults":
-        """Read a ``generation_config.json``; ``do_sample: false`` means temperature 0."""
+        """Read a ``generation_config.json``; ``do_sample: false`` means temperature 0.
 
-        def number(key: str, default: float) -> float:
-            value = config.get(key)
-            return default if value is None or not isinstance(value, (int, float)) else float(value)
+        Raises CheckpointError for what no client could ask for.
+        """
+        fields = Fields(config, "generation_config.json")
+
+        def number(key: str, default: float, low: float, high: float) -> float:
+            return fields.number(key, low, high) if key in fields else default
 
         return cls(
-            temperature=0.0 if config.get("do_sample") is False else number("temperature", 1.0),
-            top_p=number("top_p", 1.0),
-            top_k=max(0, int(number("top_k", 0))),
-            min_p=number("min_p", 0.0),
-            repetition_penalty=number("repetition_penalty", 1.0),
+            temperature=0.0 if config.get("do_sample") is False else number("temperature", 1.0, 0, 2),
+            top_p=number("top_p", 1.0, 0, 1),
+            top_k=max(0, int(number("top_k", 0, -1, 2**31 - 1))),
+            min_p=number("min_p", 0.0, 0, 1),
+            repetition_penalty=number("repetition_penalty", 1.0, 0.01, 100),
         )
 
 
@@ -249,6 +255,7 @@ class ModelCard:
     drafter: str | None = None
     block_size: int = 1  # widest block, the anchor included
     owned_by: str = "dflash-serve"
+    message_opener: int | None = None  # the control token that begins a message, if the template has one
 
 
 class Backend(Protocol):

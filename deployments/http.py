@@ -3,6 +3,7 @@
 import asyncio
 import importlib.metadata
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -20,10 +21,11 @@ from deployments.openai.middleware import (
     BearerAuth,
     BodyLimit,
     RequestContext,
+    client_of,
     failure_response,
     request_id_of,
 )
-from deployments.openai.parse import Schema, check_content_type, parse_body
+from deployments.openai.parse import Schema, check_headers, parse_body
 from deployments.openai.prepare import effective_defaults, require_model
 from deployments.openai.reading import reading_of
 from deployments.openai.respond import GenerationResponse
@@ -73,11 +75,12 @@ def create_app(
 
 def _add_generation(app: FastAPI, backend: Backend, limits: Limits, preparer: Preparer) -> None:
     async def respond(request: Request, schema: type[GenerationRequest], dialect: Dialect) -> Response:
-        check_content_type(request.headers.get("content-type"))
+        check_headers(request.headers)
         body = await _read_body(request, limits.body_timeout_s)
         parsed = parse_body(body, schema)
         ignored = ignored_fields(parsed.extra)
         generation = await preparer.prepare(parsed, len(body), request_id_of(request.scope))
+        generation = replace(generation, client=client_of(request.scope))
         reading = await preparer.run(len(body), reading_of, parsed, generation.prompt_ids, backend.tokenizer)
         answer = Answer(generation, dialect, backend.tokenizer, reading)
         return GenerationResponse(backend, generation, answer, limits, _told(ignored))
@@ -95,7 +98,7 @@ def _add_generation(app: FastAPI, backend: Backend, limits: Limits, preparer: Pr
     @app.post("/v1/responses", responses=FAILURES)
     async def responses(request: Request) -> Response:
         """Answer with typed items, whole or as server-sent events. Nothing is stored."""
-        check_content_type(request.headers.get("content-type"))
+        check_headers(request.headers)
         body = await _read_body(request, limits.body_timeout_s)
         parsed = parse_body(body, ResponsesRequest)
         chat, ignored = as_chat(parsed)
@@ -115,7 +118,7 @@ def _told(ignored: Sequence[str]) -> dict[str, str]:
 
 def _add_tokenizing(app: FastAPI, backend: Backend, limits: Limits, preparer: Preparer) -> None:
     async def respond(request: Request, schema: type[Schema], work: Callable[[Schema, Backend], Json]):
-        check_content_type(request.headers.get("content-type"))
+        check_headers(request.headers)
         body = await _read_body(request, limits.body_timeout_s)
         return JSONResponse(await preparer.run(len(body), work, parse_body(body, schema), backend))
 
@@ -196,13 +199,14 @@ def _add_failures(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def frameworks(request: Request, error: HTTPException) -> Response:
-        shown = request.url.path
+        # Not ``request.url``: that one is put together with the header ``host``, whatever it says.
+        shown = request.scope["path"]
         shown = shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "..."
-        path = f"{request.method} {shown}"
+        path = f"{request.method[:_MAX_SHOWN]} {shown}"
         translated: DFlashError
         match error.status_code:
             case 404:
-                reason = reason_of(request.url.path.removeprefix(request.scope.get("root_path", "")))
+                reason = reason_of(request.scope["path"].removeprefix(request.scope.get("root_path", "")))
                 because = f"Not served: {path}: {reason}." if reason else f"Unknown route: {path}."
                 translated = RouteNotFound(f"{because} See /docs for those that exist.")
             case 405:

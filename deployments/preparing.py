@@ -46,7 +46,7 @@ class Preparer:
     async def run(self, num_bytes: int, work: Callable[..., Result], *arguments: object) -> Result:
         """Do other work that tokenises."""
         tokenising = self._short if num_bytes < self._limits.long_body_bytes else self._long
-        return await asyncio.get_running_loop().run_in_executor(tokenising, work, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(tokenising, _done, work, *arguments)
 
     async def _compile(self, grammar: str, param: str | None) -> None:
         """Raise unless a target could follow the grammar: it compiles it again, from the same text."""
@@ -63,3 +63,10 @@ class Preparer:
                 param=param,
                 code="invalid_value",
             ) from None
+
+
+def _done(work: Callable[..., Result], *arguments: object) -> Result:
+    try:
+        return work(*arguments)
+    except StopIteration as error:  # no future takes this one: whoever waits would wait for ever
+        raise RuntimeError("StopIteration left the work") from error

@@ -8,8 +8,6 @@ from dataclasses import asdict
 from typing import Any
 
 import ray
-from ray import serve
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
@@ -18,6 +16,7 @@ from deployments.desk import Desk
 from deployments.engine import Engine
 from deployments.generation import Event, Generation, ModelCard
 from deployments.keys import keys_of
+from deployments.naming import replica_name
 from deployments.observing.exporting import exporting_to
 from deployments.observing.watch import Watch
 from deployments.openai.limits import Limits
@@ -180,10 +179,7 @@ def _engine_name() -> str:
 
     Each router counts for itself, and a scrape meets one of them: under one name their counters would jump.
     """
-    try:
-        return serve.get_replica_context().replica_id.unique_id
-    except RayServeException:
-        return "0"  # outside Serve there is one router
+    return replica_name(outside="0")  # there is one router then
 
 
 async def _awaited(response: Awaitable[Any]) -> Any:

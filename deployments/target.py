@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
-from ray import serve
 from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
@@ -17,6 +16,7 @@ from deployments.lane import Lane
 from deployments.lanes import Standing
 from deployments.messages import Answer, Closed, Opened, Opening, Refused
 from deployments.mlx_thread import MlxThread
+from deployments.naming import replica_name
 from deployments.observing.lines import write_logs
 from deployments.scaling import Demand
 from deployments.settings import Settings
@@ -29,7 +29,7 @@ class TargetReplica:
 
     async def __init__(self, settings: Settings, engine: Engine, drafter: DeploymentHandle | None = None):
         """Load and warm the model on the MLX thread; the replica is ready when this returns."""
-        self._name = _replica_name()
+        self._name = replica_name()
         write_logs(settings.log_format, settings.log_dir, "target")
         self._parts: TargetParts | None = None
         self._demand = Demand()
@@ -123,10 +123,3 @@ class TargetReplica:
             told = {"window": window_id}
             logger.warning("window %s lost its inbox: %s", window_id, type(error).__name__, extra=told)
             self._thread.submit(lambda: self._playing.end(window_id, Closed("inbox_lost")))
-
-
-def _replica_name() -> str:
-    try:
-        return serve.get_replica_context().replica_id.unique_id
-    except Exception:  # outside Serve, as in tests of the class alone
-        return "local"

@@ -100,6 +100,10 @@ class Statistics:
     def observe_round(self, report: RoundReport) -> None:
         """Count what one step of a window did."""
         self._add("dflash_prefilled_tokens_total", report.prefilled_tokens)
+        if report.prefixes is not None:
+            self._add("vllm:prefix_cache_queries_total", report.prefixes.queried)
+            self._add("vllm:prefix_cache_hits_total", report.prefixes.found)
+            self._set("dflash_prefix_bytes", report.prefixes.num_bytes)
         for phase, seconds in report.seconds.items():
             self._observe("dflash_round_seconds", seconds, (phase,))
         for row in report.rows:  # those outside the round too: reading a prompt brings its first token

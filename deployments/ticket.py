@@ -35,6 +35,7 @@ class Ticket:
     num_drafted: int = 0
     num_walked: int = 0
     num_accepted: int = 0
+    num_cached: int = 0
     has_prompt_logprobs: bool = False
 
     @property
@@ -54,6 +55,7 @@ class Ticket:
             stop_token_ids=generation.stop_token_ids,
             prompt_length=len(generation.prompt_ids) - generation.num_continued,
             num_top_logprobs=generation.num_top_logprobs,
+            save_at=generation.save_at,
             wants_prompt_logprobs=generation.wants_prompt_logprobs and not self.has_prompt_logprobs,
             grammar=generation.grammar,
         )
@@ -63,6 +65,7 @@ class Ticket:
         return Usage(
             prompt_tokens=len(self.generation.prompt_ids),
             completion_tokens=len(self.committed),
+            cached_tokens=self.num_cached,
             rounds=self.num_rounds,
             drafted=self.num_drafted,
             walked=self.num_walked,
@@ -77,10 +80,7 @@ class Ticket:
         """
         if self.is_over:
             return
-        self.num_rounds += width > 0
-        self.num_drafted += row.drafted
-        self.num_walked += row.walked
-        self.num_accepted += row.accepted
+        self._count(row, width > 0)
         if row.tokens:
             self.fruitless_moves = 0
             self._note_output(now)
@@ -107,6 +107,13 @@ class Ticket:
             self._end(Ended("stop", self.usage(), last, self.index))
         elif row.finish == "length":
             self._end(Ended("length", self.usage(), index=self.index))
+
+    def _count(self, row: RowProgress, is_round: bool) -> None:
+        self.num_rounds += is_round
+        self.num_drafted += row.drafted
+        self.num_walked += row.walked
+        self.num_accepted += row.accepted
+        self.num_cached = max(self.num_cached, row.cached_tokens)
 
     def fail(self, error: Exception) -> None:
         """End with an error."""

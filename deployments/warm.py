@@ -20,6 +20,7 @@ from dflash_core.probe import Findings, shapes_to_probe
 from dflash_core.protocols import Drafts, FeatureBlock, Ready
 from dflash_core.request import RowId, RowRequest, Sampling, WindowId
 from dflash_core.row_cache import row_buckets
+from dflash_core.saved_row import copy_in, copy_out
 from dflash_core.target import Target
 from dflash_core.width import WIDTHS, widths_up_to
 from dflash_core.window import Window, WindowPolicy
@@ -57,6 +58,15 @@ def warm_target(target: Target, max_rows: int, widest: int) -> None:
         for sampling in (Sampling(), Sampling(temperature=1.0)):
             _play_through(target, min(max_rows, 2), widths, sampling, grammar=ENDLESS)
     logger.info("target warmed in %.1f s", time.perf_counter() - began)
+
+
+def warm_copies(target: Target) -> None:
+    """Save a row and begin another from it: some backends compile these copies, too, when first used."""
+    caches = target.new_caches(2, PROMPT_TOKENS)
+    caches.lengths[1] = PROMPT_TOKENS
+    copy_in(caches, 0, copy_out(caches, 1))
+    arrays = caches.arrays
+    mx.eval(arrays.keys, arrays.values, arrays.states, arrays.conv)
 
 
 def _play_through(
@@ -125,7 +135,6 @@ def measured_costs(
         return None
     if not drafter.wait_for_drafter(DRAFTER_WAIT_S):
         return None
-    patience, drafter.timeout_s = drafter.timeout_s, DRAFTER_WAIT_S  # a compile is no failure
 
     def has_drafted() -> bool:  # rounds that failed to draft were classic, and say nothing
         return drafter.transport.num_failures == 0
@@ -138,17 +147,17 @@ def measured_costs(
             settings.transport,
             settings.blas_threads,
         )
-        costs = width_costs(
-            target,
-            drafter,
-            circumstances,
-            settings.cache_dir,
-            budget_s=settings.calibration_s,
-            is_sound=has_drafted,
-        )
+        with drafter.patience.waived(DRAFTER_WAIT_S):  # a compile is no failure
+            costs = width_costs(
+                target,
+                drafter,
+                circumstances,
+                settings.cache_dir,
+                budget_s=settings.calibration_s,
+                is_sound=has_drafted,
+            )
         return costs if has_drafted() else None
     finally:
-        drafter.timeout_s = patience
         drafter.transport.take_traffic()  # no request's
 
 

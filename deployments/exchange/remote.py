@@ -5,6 +5,7 @@ gets what it lacks and speculation goes on.
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -15,17 +16,18 @@ import numpy as np
 
 from deployments.exchange.ledger import Ledger
 from deployments.exchange.messages import DraftCall, DraftReply
+from deployments.exchange.patience import Patience
 from deployments.exchange.retention import Retention
 from deployments.exchange.transport import Transport, dtype_name, to_wire
+from dflash_core.prefixes import SavedContext
 from dflash_core.protocols import Drafts, FeatureBlock, PendingDrafts, Ready
 from dflash_core.request import RowId, WindowId
 
 logger = logging.getLogger("dflash.exchange")
 
-PING_PAUSE_S = 0.2
+PING_PAUSE_S = 0.05  # after one that failed; a round or two, since drafts are back with the answer
 PING_TIMEOUT_S = 2.0
 MISMATCH_PAUSE_S = 10.0  # before a drafter of another checkpoint is asked again
-TOKENS_PER_SECOND = 1000  # a drafter that takes features more slowly than this is as good as none
 
 T = TypeVar("T")
 
@@ -51,6 +53,7 @@ class _Window:
     ledger: Ledger
     number: int = 0
     ping: "Future[dict[RowId, int]] | None" = None  # set while the drafter is away
+    late: "Future[DraftReply] | None" = None  # an answer that nobody waits for any more
 
 
 class RemoteDrafter:
@@ -63,13 +66,13 @@ class RemoteDrafter:
         transport: Transport,
         fingerprint: str,
         block_size: int,
-        timeout_s: float = 2.0,
+        patience: Patience,
         feature_bytes: int | None = None,
     ):
         self.fingerprint = fingerprint  # of the drafter whose features we make
         self.transport = transport
         self.retention = Retention(feature_bytes, transport.count_lost_context)
-        self.timeout_s = timeout_s  # longer while rounds are measured and compile
+        self.patience = patience
         self._link = link
         self._loop = loop
         self._block_size = block_size
@@ -130,8 +133,17 @@ class RemoteDrafter:
             np.array(anchors, dtype=np.int32),
             width,
         )
-        answer = self._start(self._link.draft(call, self.transport.is_by_reference(call)))
-        return _Asked(self, window, call, answer)
+        asked = _Asked(self, window, call, self.patience.limit_s(_shape(call), _news(call)))
+        asked.send(self._start(self._link.draft(call, self.transport.is_by_reference(call))))
+        return asked
+
+    def save(self, window_id: WindowId, row_id: RowId, length: int) -> SavedContext | None:
+        """The row's features, from which a drafter makes its context; None if some were let go."""
+        return self._window(window_id).ledger.save(row_id, length)
+
+    def restore(self, window_id: WindowId, row_id: RowId, saved: SavedContext) -> None:
+        """Keep a row's saved features; they travel with its first draft."""
+        self._window(window_id).ledger.restore(row_id, saved)
 
     def drop(self, window_id: WindowId, row_ids: tuple[RowId, ...]) -> None:
         """Let go of rows; the next draft does not name them, so the drafter lets go as well."""
@@ -145,17 +157,22 @@ class RemoteDrafter:
         if window is None:
             return
         window.ledger.close()
-        if window.ping is not None:
-            window.ping.cancel()
+        for waiting in (window.ping, window.late):
+            if waiting is not None:
+                waiting.cancel()
         self._start(_quietly(self._link.close(window_id)))
 
-    def receive(self, window: _Window, call: DraftCall, answer: "Future[DraftReply]") -> Drafts:
-        """Wait for an answer; whatever goes wrong makes the round classic."""
-        news = sum(row.count for row in call.features)
+    def receive(
+        self, window: _Window, call: DraftCall, answer: "Future[DraftReply]", timeout_s: float
+    ) -> Drafts:
+        """Wait for an answer; whatever goes wrong makes the round classic.
+
+        A late answer is not cancelled: it is dropped, but what it took is still to be learnt.
+        """
         try:
-            reply = answer.result(self.timeout_s + news / TOKENS_PER_SECOND)
+            reply = answer.result(timeout_s)
         except Exception as error:  # dead actor, Serve's own errors, time-out: all are "no drafts now"
-            answer.cancel()
+            window.late = None if answer.done() else answer
             self._lose(call.window_id, window, error)
             return _none(len(call.row_ids))
         if reply.fingerprint != self.fingerprint:
@@ -230,15 +247,38 @@ class RemoteDrafter:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
 
-@dataclass(frozen=True, slots=True)
 class _Asked:
-    drafter: RemoteDrafter
-    window: _Window
-    call: DraftCall
-    answer: "Future[DraftReply]"
+    """A call under way, and until when its answer is of use."""
+
+    def __init__(self, drafter: RemoteDrafter, window: _Window, call: DraftCall, limit_s: float):
+        self._drafter, self._window, self._call = drafter, window, call
+        self._asked_at = time.monotonic()
+        self._until = self._asked_at + limit_s
+        self._answer: Future[DraftReply] = Future()
+
+    def send(self, answer: "Future[DraftReply]") -> None:
+        """The call is on its way."""
+        self._answer = answer
+        answer.add_done_callback(self._learn)
 
     def wait(self) -> Drafts:
-        return self.drafter.receive(self.window, self.call, self.answer)
+        left = max(0.0, self._until - time.monotonic())
+        return self._drafter.receive(self._window, self._call, self._answer, left)
+
+    def _learn(self, answer: "Future[DraftReply]") -> None:
+        """An answer, late or not; on the event loop's thread."""
+        if not answer.cancelled() and answer.exception() is None:
+            took = time.monotonic() - self._asked_at
+            self._drafter.patience.observe(_shape(self._call), _news(self._call), took)
+
+
+def _shape(call: DraftCall) -> tuple[int, int]:
+    return len(call.row_ids), call.width
+
+
+def _news(call: DraftCall) -> int:
+    """Tokens whose features the call brings."""
+    return sum(row.count for row in call.features)
 
 
 def _none(num_rows: int) -> Drafts:

@@ -21,13 +21,29 @@ from deployments.openai.errors import InvalidApiKey, PayloadTooLarge, failure_of
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = "dflash.request_id"
-_UNSAFE = re.compile(r"[^A-Za-z0-9._:-]+")
+_CLIENT = "dflash.client"
+_UNSAFE = re.compile(rb"[^A-Za-z0-9._:-]+")
 _MAX_REQUEST_ID = 128
 
 
 def request_id_of(scope: Scope) -> str:
     """Return the id that ``RequestContext`` gave to this request."""
     return scope.get(_REQUEST_ID, "")
+
+
+def client_of(scope: Scope) -> str:
+    """Return whose request this is: the name of its key, else its peer's address.
+
+    A proxy on this machine is believed when it names the peer (uvicorn reads ``x-forwarded-for``); one
+    elsewhere makes one client of all that come through it.
+    """
+    address: tuple[str, int] | None = scope.get("client")
+    return scope.get(_CLIENT) or (address[0] if address else "")
+
+
+def cleaned_request_id(value: bytes) -> bytes:
+    """What stays of a client's id in logs and headers; empty if nothing does."""
+    return _UNSAFE.sub(b"", value)[:_MAX_REQUEST_ID]
 
 
 def failure_response(error: Exception, scope: Scope) -> Response:
@@ -54,8 +70,8 @@ class RequestContext:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        asked = _UNSAFE.sub("", Headers(scope=scope).get("x-request-id", ""))[:_MAX_REQUEST_ID]
-        request_id = scope[_REQUEST_ID] = asked or uuid.uuid4().hex
+        asked = cleaned_request_id(Headers(scope=scope).get("x-request-id", "").encode("latin-1"))
+        request_id = scope[_REQUEST_ID] = asked.decode() or uuid.uuid4().hex
         account = self._watch.open(scope["method"], _path(scope), request_id, _trace_headers(scope))
         status = None
 
@@ -104,7 +120,7 @@ class BearerAuth:
         # Headers are latin-1 on the way in; a key that is not ASCII came as UTF-8 bytes.
         given = Headers(scope=scope).get("authorization", "").encode("latin-1")
         try:
-            key_id = self._keys.check(given)
+            key_id = scope[_CLIENT] = self._keys.check(given)
         except InvalidApiKey as error:
             await failure_response(error, scope)(scope, receive, send)
             return

@@ -21,26 +21,36 @@ class Access:
     def __init__(self, keys: KeyRing):
         self._keys = keys
 
-    def check(self, context: RayServegRPCContext) -> None:
-        """Raise ``InvalidApiKey`` unless the caller may come in."""
+    def check(self, context: RayServegRPCContext) -> str:
+        """Return whose call this is, by the name of the key, else by the peer's address.
+
+        Raises ``InvalidApiKey`` unless the caller may come in.
+        """
         if self._keys:
             given = metadata_of(context).get("authorization", "")
             key_id = self._keys.check(given if isinstance(given, bytes) else given.encode())
             if (account := current()) is not None:
                 account.key_id = key_id
-        elif not is_loopback(context.peer()):
+            return key_id
+        if not is_loopback(context.peer()):
             raise InvalidApiKey(
                 "This server has no API keys, so only callers of its own machine may use gRPC. "
                 "Set api_keys_file or DFLASH_API_KEYS to let others in."
             )
+        return host_of(context.peer())
+
+
+def host_of(peer: str) -> str:
+    """The address of a peer, by gRPC's name for it, without the port; empty for a socket file."""
+    family, _, rest = unquote(peer).partition(":")
+    return "" if family == "unix" else rest.rpartition(":")[0].strip("[]").partition("%")[0]
 
 
 def is_loopback(peer: str) -> bool:
     """Tell whether a peer, by gRPC's name for it, is this machine: ``ipv4:127.0.0.1:5``, ``ipv6:[::1]:5``."""
-    family, _, rest = unquote(peer).partition(":")
-    if family == "unix":
+    if unquote(peer).startswith("unix:"):
         return True
-    host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
+    host = host_of(peer)
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

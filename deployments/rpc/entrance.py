@@ -1,6 +1,7 @@
 """The way in, for both contracts: who may call, how large a request may be, and what it becomes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ray.serve.grpc_util import RayServegRPCContext
 
@@ -35,4 +36,5 @@ class Entrance:
         amend: Callable[[Generation], Generation] = lambda generation: generation,
     ) -> Generation:
         """Fill in and check what needs the model; ``amend`` adds what the request has no field for."""
-        return await self._preparer.prepare(request, num_bytes, request_id_of(context), amend)
+        generation = await self._preparer.prepare(request, num_bytes, request_id_of(context), amend)
+        return replace(generation, client=self._access.check(context))

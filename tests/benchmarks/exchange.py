@@ -76,13 +76,14 @@ class Bench:
     def _measure(self, mode: Mode, rows: int, size: int, prompt: int) -> list[float]:
         import mlx.core as mx
 
+        from deployments.exchange.patience import Patience
         from deployments.exchange.remote import RemoteDrafter
         from deployments.exchange.transport import Transport
         from dflash_core.protocols import FeatureBlock
         from dflash_core.request import RowId, WindowId
 
         window = WindowId(f"{mode}-{rows}-{size}-{prompt}")
-        drafter = RemoteDrafter(self._link, self._loop, Transport(mode), "bench", BLOCK, 30.0)
+        drafter = RemoteDrafter(self._link, self._loop, Transport(mode), "bench", BLOCK, Patience(30.0, 30.0))
         row_ids = tuple(RowId(str(i)) for i in range(rows))
         anchors = mx.zeros(rows, dtype=mx.int32)
         held, times = 0, []

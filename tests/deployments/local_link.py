@@ -21,6 +21,7 @@ class LocalLink:
         self.calls: list[DraftCall] = []
         self.is_dead = False
         self.delay_s = 0.0
+        self.held: asyncio.Event | None = None  # set: answers wait for it
 
     def restart(self) -> None:
         self.sessions = Sessions(FakeDrafter(), "fake", ttl_s=60.0)
@@ -31,10 +32,14 @@ class LocalLink:
         self._check()
         reply = self.sessions.draft(call)
         await asyncio.sleep(self.delay_s)
+        if self.held is not None:
+            await self.held.wait()
         return reply
 
     async def lengths(self, window_id: WindowId) -> dict[RowId, int]:
         self._check()
+        if self.held is not None:
+            await self.held.wait()
         return self.sessions.lengths(window_id)
 
     async def close(self, window_id: WindowId) -> None:

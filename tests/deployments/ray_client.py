@@ -119,11 +119,11 @@ def call(deployment: str, method: str, *args: Any) -> Any:
 def kill_replica(deployment: str) -> None:
     """kill -9 of one replica's process."""
     prefix = f"SERVE_REPLICA::{APP_NAME}#{deployment}#"
-    _kill(next(name for name in _names("serve") if name.startswith(prefix)), "serve")
+    _kill(next(name for name in names("serve") if name.startswith(prefix)), "serve")
 
 
 def kill_inboxes() -> None:
-    for name in _names(NAMESPACE):
+    for name in names(NAMESPACE):
         _kill(name, NAMESPACE)
 
 
@@ -136,7 +136,7 @@ def num_stored_bytes() -> int:
     return stats.store_stats.object_store_bytes_used
 
 
-def _names(namespace: str) -> list[str]:
+def names(namespace: str) -> list[str]:
     actors = cast(list[dict[str, str]], ray.util.list_named_actors(all_namespaces=True))
     return [actor["name"] for actor in actors if actor["namespace"] == namespace]
 

@@ -23,7 +23,7 @@ from deployments.messages import (
     Retire,
 )
 from deployments.telemetry import Statistics
-from deployments.ticket import Ticket
+from deployments.ticket import MAX_FRUITLESS_MOVES, Ticket
 from dflash_core.errors import DeadlineExceeded, InvalidRequest, QueueFull, RowFailed, Unavailable
 from dflash_core.events import RoundReport, RowProgress, TokenLogprobs
 from dflash_core.request import RowId, RowRequest, Sampling, WindowId
@@ -96,11 +96,15 @@ def desk(stage: LocalStage, statistics: Statistics | None = None, **options: flo
 
 
 def request(
-    number: int, max_tokens: int = 10, stop: tuple[str, ...] = (), deadline_s: float = 10.0
+    number: int,
+    max_tokens: int = 10,
+    stop: tuple[str, ...] = (),
+    deadline_s: float = 10.0,
+    client: str = "",
 ) -> Generation:
-    return Generation(
-        GenerationId(f"g{number}"), "demo", (1, number), max_tokens, Sampling(), frozenset(), stop, deadline_s
-    )
+    name, prompt = GenerationId(f"g{number}"), (1, number)
+    nothing: frozenset[int] = frozenset()
+    return Generation(name, "demo", prompt, max_tokens, Sampling(), nothing, stop, deadline_s, client=client)
 
 
 async def collect(desk: Desk, generation: Generation) -> list[Event]:
@@ -185,6 +189,60 @@ async def test_a_full_queue_refuses_at_once() -> None:
     assert d.num_waiting == d.num_running == 0
 
 
+async def test_a_client_that_fills_the_queue_makes_room_for_another() -> None:
+    stage = LocalStage()
+    d = desk(stage, max_rows=1, max_queue=4)
+    first = [asyncio.ensure_future(collect(d, request(i, 100, client="many"))) for i in range(5)]
+    await asyncio.sleep(0.01)
+    assert (d.num_running, d.num_waiting) == (1, 4)
+    with pytest.raises(QueueFull):
+        await collect(d, request(9, client="many"))
+    other = asyncio.ensure_future(collect(d, request(10, client="one")))
+    await asyncio.sleep(0.01)
+    with pytest.raises(QueueFull, match="others came"):
+        await first[-1]
+    other_place = asyncio.ensure_future(collect(d, request(11, client="one")))
+    await asyncio.sleep(0.01)
+    with pytest.raises(QueueFull, match="up to half"):
+        await collect(d, request(12, client="many"))
+    answers = [*await asyncio.gather(*first[:3]), await other, await other_place]
+    assert [len(tokens(answer)) for answer in answers] == [100, 100, 100, 10, 10]
+    rows = [row.row_id for row in admitted(stage)]
+    assert rows.index(RowId("g10")) == 2  # after the one that ran, and one of the other client's
+
+
+async def test_rows_wait_for_a_replica_as_long_as_their_deadline_lets_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A call that no replica takes is nobody's fault: however often it fails, no row is given up."""
+    monkeypatch.setattr("deployments.desk.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("deployments.desk.LONGEST_PAUSE_S", 0.01)
+    stage = LocalStage()
+    stage.breaks_after = [3]
+    d = desk(stage, max_rows=2, max_queue=2)
+    running = [asyncio.ensure_future(collect(d, request(i, 30))) for i in range(2)]
+    await asyncio.sleep(0.003)
+    real, stage.play = stage.play, _is_not_there  # type: ignore[method-assign]
+    late = asyncio.ensure_future(collect(d, request(5, deadline_s=0.3)))
+    while len(_attempts) <= MAX_FRUITLESS_MOVES + 1:
+        await asyncio.sleep(0.01)
+    with pytest.raises(DeadlineExceeded):
+        await late
+    stage.play = real  # type: ignore[method-assign]
+    assert [tokens(answer) for answer in await asyncio.gather(*running)] == [
+        expected(request(i, 30)) for i in range(2)
+    ]
+
+
+_attempts: list[Opening] = []
+
+
+async def _is_not_there(opening: Opening) -> AsyncGenerator[Answer, None]:
+    _attempts.append(opening)
+    raise ConnectionError("no replica")
+    yield Opened("lane")
+
+
 async def test_a_broken_window_costs_no_token_and_none_twice() -> None:
     stage = LocalStage()
     stage.breaks_after = [3, 2]
@@ -236,6 +294,54 @@ async def test_closing_a_waiting_request_frees_its_place_in_the_queue() -> None:
     await asyncio.sleep(0.01)
     assert d.num_waiting == 0
     assert tokens(await running) == expected(request(1, 300))
+
+
+@pytest.mark.parametrize("state", ["queued", "opening", "between windows", "playing", "held back"])
+async def test_a_client_that_leaves_is_forgotten_in_every_state(state: str) -> None:
+    stage = LocalStage()
+    d = desk(stage, max_rows=1)
+    held_back = TOKENIZER.decode([script((1, 2), 2 + i) for i in range(30)]) + "what does not follow"
+    leaver = request(2, 5000, (held_back,) if state == "held back" else ())
+    other = asyncio.ensure_future(collect(d, request(1, 300))) if state == "queued" else None
+    await asyncio.sleep(0)
+    if state == "between windows":
+        stage.refusals = 1
+    leaving = asyncio.ensure_future(collect(d, leaver))
+
+    def is_there() -> bool:
+        ticket = next((t for w in d._windows for t in w.tickets.values() if t.row_id == "g2"), None)
+        match state:
+            case "queued":
+                return d.num_waiting == 1
+            case "opening":
+                return ticket is not None and not stage.lane.num_rows
+            case "between windows":
+                return d.num_waiting == 1 and any(lane.is_pausing for lane in d._board)
+            case _:
+                return ticket is not None and len(ticket.committed) > 2
+
+    while not is_there():
+        await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait({leaving})
+    await asyncio.sleep(0.01)
+    assert (d.num_waiting, d.num_running, stage.lane.num_rows) == (0, int(other is not None), d.num_running)
+    if other is not None:
+        assert tokens(await other) == expected(request(1, 300))
+    d.close()
+
+
+async def test_a_reader_that_stalls_holds_nothing_up_and_has_its_whole_answer_kept() -> None:
+    stage = LocalStage()
+    d = desk(stage, max_rows=2)
+    stalled = d.play(request(1, 40))
+    first = await anext(stalled)
+    answers = await asyncio.gather(*[collect(d, request(i, 60)) for i in range(2, 5)])
+    assert [tokens(answer) for answer in answers] == [expected(request(i, 60)) for i in range(2, 5)]
+    assert stage.lane.num_rows == d.num_running == 0
+    rest = [first, *[event async for event in stalled]]
+    assert tokens(rest) == expected(request(1, 40))
+    assert len(rest) <= 40 + 2  # a round's event each at most: an answer bounds what is kept
 
 
 async def test_a_deadline_ends_running_and_waiting_requests() -> None:

@@ -1,12 +1,14 @@
 """Any interleaving of requests, rounds, leavers, refusals and lost targets, as one state machine.
 
 Whatever happens, each request ends exactly once, what it was given is a prefix of its own answer that only
-grows, no more rows play than there are slots, and nothing is left when all have ended.
+grows, no more rows play than there are slots, and nothing is left when all have ended. Places go round robin:
+while a client waits, every other one gets at most one place before it.
 """
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
@@ -15,14 +17,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from deployments.desk import Desk
+from deployments.fair_queue import FairQueue
 from deployments.generation import Ended, Generation, TextTokens
 from deployments.messages import Answer, Opening
-from deployments.ticket import MAX_FRUITLESS_MOVES
+from deployments.ticket import MAX_FRUITLESS_MOVES, Ticket
 from dflash_core.errors import DFlashError, QueueFull, RowFailed
 from tests.deployments.test_desk import LocalStage, desk, expected, request
 from tests.deployments.virtual_time import VirtualTimeLoop
 
-MAX_ROWS, MAX_QUEUE = 3, 2
+MAX_ROWS, MAX_QUEUE = 3, 4
+NAMES = ("alice", "bob", "carol")
 
 
 class LossyStage(LocalStage):
@@ -38,6 +42,47 @@ class LossyStage(LocalStage):
             if self.losses > before:
                 raise ConnectionError("replica died")
             yield answer
+
+
+class WatchedQueue(FairQueue):
+    """Notes who is passed over, and how often; the desk's own tasks would swallow an assertion."""
+
+    def __init__(self, max_waiting: int) -> None:
+        super().__init__(max_waiting)
+        self.passed: dict[str, Counter[str]] = {}  # by waiting client: places that others got meanwhile
+        self.faults: list[str] = []
+
+    def extend(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            self.passed.setdefault(ticket.generation.client, Counter())
+            super().extend([ticket])
+
+    def pop(self) -> Ticket:
+        first = {client: tickets[0] for client, tickets in self._clients.items()}
+        moved = list(self._moved)
+        ticket = super().pop()
+        client = ticket.generation.client
+        if moved:
+            if ticket is not moved[0]:
+                self.faults.append(f"{ticket.row_id} went before rows that had lost their place")
+            return ticket
+        if ticket is not first[client]:
+            self.faults.append(f"{ticket.row_id} went before {first[client].row_id}")
+        for other in first.keys() - {client}:
+            self.passed[other][client] += 1
+            if self.passed[other][client] > 1:
+                self.faults.append(f"{other} waits while {client} gets {self.passed[other]}")
+        self._forget(client)
+        return ticket
+
+    def remove(self, ticket: Ticket) -> None:
+        super().remove(ticket)
+        if ticket.generation.client not in self._clients:
+            self._forget(ticket.generation.client)
+
+    def _forget(self, client: str) -> None:
+        """Its turn has come, or nothing of it waits."""
+        self.passed[client] = Counter()
 
 
 @dataclass
@@ -72,6 +117,7 @@ class DeskMachine(RuleBasedStateMachine):
         self.loop = VirtualTimeLoop()  # by the machine's clock, one sequence would not play the same twice
         self.stage = LossyStage()
         self.desk = desk(self.stage, max_rows=MAX_ROWS, max_queue=MAX_QUEUE)
+        self.queue = self.desk._waiting = WatchedQueue(MAX_QUEUE)
         self.clients: list[Client] = []
         self.numbers = itertools.count(1)
 
@@ -82,12 +128,21 @@ class DeskMachine(RuleBasedStateMachine):
     def reading(self) -> list[Client]:
         return [c for c in self.clients if c.task is not None and not c.task.done()]
 
-    @rule(max_tokens=st.integers(1, 40))
-    def ask(self, max_tokens: int) -> None:
-        client = Client(request(next(self.numbers), max_tokens))
+    @rule(max_tokens=st.integers(1, 40), name=st.sampled_from(NAMES))
+    def ask(self, max_tokens: int, name: str) -> None:
+        client = Client(request(next(self.numbers), max_tokens, client=name))
+        held = Counter(ticket.generation.client for ticket in self.queue)
+        untouched = Counter(t.generation.client for t in self.queue if not t.was_admitted)
         client.task = self.loop.create_task(client.read(self.desk))
         self.clients.append(client)
         self.pass_time(0)
+        if isinstance(client.error, QueueFull):
+            has_half = held[name] >= MAX_QUEUE // 2
+            others_hold_more = any(
+                held[other] > MAX_QUEUE // 2 and untouched[other] for other in held.keys() - {name}
+            )
+            assert has_half or not others_hold_more, "refused for others' sake"
+            assert held.total() >= MAX_QUEUE or (has_half and held.total() > held[name])
 
     @rule(rounds=st.integers(1, 12))
     def play(self, rounds: int) -> None:
@@ -117,6 +172,10 @@ class DeskMachine(RuleBasedStateMachine):
         for client in self.clients:
             assert client.tokens == expected(client.generation)[: len(client.tokens)]
             assert client.ends <= 1
+
+    @invariant()
+    def places_go_round_robin(self) -> None:
+        assert not self.queue.faults
 
     @invariant()
     def no_more_rows_play_than_there_are_slots(self) -> None:
@@ -149,7 +208,7 @@ class DeskMachine(RuleBasedStateMachine):
             assert self.stage.losses > MAX_FRUITLESS_MOVES
         else:
             assert isinstance(client.error, QueueFull), client.error
-            assert not client.tokens
+            assert not client.tokens  # whoever had a place keeps it
 
 
 DeskMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)

@@ -9,6 +9,7 @@ import pytest
 from deployments.exchange import remote
 from deployments.exchange.ledger import MERGE_TOKENS, Ledger
 from deployments.exchange.messages import DraftCall, Piece, RowFeatures
+from deployments.exchange.patience import MIN_SAMPLES, Patience
 from deployments.exchange.remote import RemoteDrafter
 from deployments.exchange.sessions import Sessions
 from deployments.exchange.transport import Transport, from_wire, to_wire
@@ -24,7 +25,7 @@ def link() -> LocalLink:
 
 @pytest.fixture
 def drafter(link: LocalLink, loop: asyncio.AbstractEventLoop) -> RemoteDrafter:
-    return RemoteDrafter(link, loop, Transport("value"), "fake", BLOCK, timeout_s=0.3)
+    return RemoteDrafter(link, loop, Transport("value"), "fake", BLOCK, Patience(0.3, 0.3))
 
 
 def test_every_draft_is_right_when_features_arrive_whole(drafter: RemoteDrafter) -> None:
@@ -89,6 +90,94 @@ def test_a_late_answer_is_dropped_and_what_it_took_is_not_sent_twice(
     settle(drafter, window)
     assert play(window, 2)[-1].width == BLOCK
     assert sum(f.count for f in link.calls[-2].features) == 1  # the classic round's token alone
+
+
+@pytest.mark.timeout(30)
+def test_a_stalled_draft_is_abandoned_by_the_running_median_and_drafts_are_back_with_the_ping(
+    link: LocalLink, loop: asyncio.AbstractEventLoop
+) -> None:
+    """Waiting for the cap would time this test out."""
+    drafter = RemoteDrafter(link, loop, Transport("value"), "fake", BLOCK, Patience(cap_s=120.0))
+    window = FakeWindow(W, drafter, 8, 0.0)
+    window.admit(row("r"))
+    known = MIN_SAMPLES + 1  # the first brought a prompt, and says nothing
+    reports = play(window, known)
+    link.held = asyncio.Event()
+    reports += play(window, 4)
+    assert len(link.calls) == known + 1
+    assert drafter.state == "away"
+    loop.call_soon_threadsafe(link.held.set)
+    settle(drafter, window)
+    assert drafter.state == "ok"
+    reports += play(window, 1)
+    assert [report.width for report in reports] == [BLOCK] * known + [1] * 4 + [BLOCK]
+    assert drafter.transport.take_traffic().failures == 1
+    prompt = row("r").tokens
+    emitted = tokens(reports, "r")
+    assert emitted == [script(prompt, len(prompt) + i) for i in range(len(emitted))]
+
+
+def test_a_window_that_ends_waits_for_no_late_answer(
+    drafter: RemoteDrafter, link: LocalLink, loop: asyncio.AbstractEventLoop
+) -> None:
+    window = FakeWindow(W, drafter, 8, 0.0)
+    window.admit(row("r"))
+    link.held = asyncio.Event()
+    play(window, 1)
+    late = drafter._windows[W].late
+    assert late is not None
+    assert not late.done()
+    window.close()
+    assert late.cancelled()
+
+
+# How long a draft is waited for
+
+SHAPE = (4, 16)
+
+
+def after(*seconds: float) -> Patience:
+    patience = Patience(cap_s=2.0)
+    for took in seconds:
+        patience.observe(SHAPE, 20, took)
+    return patience
+
+
+@pytest.mark.parametrize(
+    ("took", "limit"),
+    [
+        ([], 2.0),
+        ([0.1] * (MIN_SAMPLES - 1), 2.0),
+        ([0.1] * MIN_SAMPLES, 0.3),
+        ([30.0, 0.1, 0.1, 0.1, 0.1], 0.3),  # the first one compiled
+        ([0.002] * MIN_SAMPLES, 0.05),
+        ([1.5] * MIN_SAMPLES, 2.0),
+        ([0.1] * 15 + [0.4] * 7, 0.3),
+        ([0.1] * 15 + [0.4] * 8, 1.2),  # it has become slower for good
+    ],
+)
+def test_a_draft_may_take_three_times_its_running_median(took: list[float], limit: float) -> None:
+    assert after(*took).limit_s(SHAPE, 0) == pytest.approx(limit)
+
+
+def test_each_shape_has_a_median_of_its_own() -> None:
+    patience = after(*[0.1] * MIN_SAMPLES)
+    assert patience.limit_s((8, 16), 0) == patience.limit_s((4, 2), 0) == 2.0
+
+
+def test_a_prompt_has_time_of_its_own_and_says_nothing_of_other_drafts() -> None:
+    patience = after(*[0.1] * MIN_SAMPLES)
+    assert patience.limit_s(SHAPE, 64 + 500) == pytest.approx(0.3 + 0.5)
+    for _ in range(30):
+        patience.observe(SHAPE, 65, 9.0)
+    assert patience.limit_s(SHAPE, 64) == pytest.approx(0.3)
+
+
+def test_a_compile_may_take_its_time_while_shapes_are_measured() -> None:
+    patience = after(*[0.1] * MIN_SAMPLES)
+    with patience.waived(60.0):
+        assert patience.limit_s(SHAPE, 0) == patience.limit_s((1, 2), 0) == 60.0
+    assert patience.limit_s(SHAPE, 0) == pytest.approx(0.3)
 
 
 def test_another_drafters_answer_counts_as_none(drafter: RemoteDrafter, link: LocalLink) -> None:

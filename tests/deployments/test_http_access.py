@@ -35,6 +35,24 @@ def test_each_key_opens(client: httpx2.Client, key: str):
     assert client.post(CHAT, json=chat(), headers=bearer(key)).status_code == 200
 
 
+@pytest.mark.parametrize(("key", "name"), [("one", "key-1"), ("zwö", "key-2")])
+def test_a_request_is_known_by_its_key_which_it_does_not_tell(
+    served: tuple[StubBackend, httpx2.Client], key: str, name: str
+):
+    backend, client = served
+    client.post(CHAT, json=chat(), headers=bearer(key))
+    assert backend.last.client == name
+
+
+def test_without_keys_a_request_is_known_by_its_peers_address():
+    backend = StubBackend()
+    with serving(backend) as url:
+        httpx2.post(f"{url}{CHAT}", json=chat())
+        assert backend.last.client == "127.0.0.1"
+        httpx2.post(f"{url}{CHAT}", json=chat(), headers={"x-forwarded-for": "10.0.0.7"})
+        assert backend.last.client == "10.0.0.7"  # a proxy on this machine is believed
+
+
 @pytest.mark.parametrize(
     "headers",
     [

@@ -11,6 +11,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments import app
 from deployments.app import APP_NAME
 from deployments.exchange.handle import HandleLink
+from deployments.exchange.patience import Patience
 from deployments.exchange.remote import RemoteDrafter
 from deployments.exchange.transport import Transport
 from deployments.settings import Place, Settings
@@ -36,7 +37,7 @@ def link(fake_app: DeploymentHandle) -> HandleLink:
 def test_transports_differ_in_nothing_but_the_way(
     link: HandleLink, loop: asyncio.AbstractEventLoop, mode: Mode
 ) -> None:
-    drafter = RemoteDrafter(link, loop, Transport(mode, 256 * 1024), "fake", BLOCK, timeout_s=10.0)
+    drafter = RemoteDrafter(link, loop, Transport(mode, 256 * 1024), "fake", BLOCK, Patience(10.0, 10.0))
     window = FakeWindow(WindowId(f"w-{mode}"), drafter, 8, 0.0)
     before = num_stored_bytes()
     for name in ("a", "b"):

@@ -8,6 +8,7 @@ import pytest
 
 from deployments.exchange.absent import NoDrafter
 from deployments.exchange.ledger import MERGE_TOKENS, Ledger
+from deployments.exchange.patience import Patience
 from deployments.exchange.remote import RemoteDrafter
 from deployments.exchange.retention import Retention
 from deployments.exchange.sessions import Sessions
@@ -32,7 +33,7 @@ def link() -> LocalLink:
 
 @pytest.fixture
 def drafter(link: LocalLink, loop: asyncio.AbstractEventLoop) -> RemoteDrafter:
-    return RemoteDrafter(link, loop, Transport("value"), "fake", BLOCK, 0.3, LIMIT)
+    return RemoteDrafter(link, loop, Transport("value"), "fake", BLOCK, Patience(0.3, 0.3), LIMIT)
 
 
 def test_rows_keep_speculating_within_the_bound(drafter: RemoteDrafter) -> None:
@@ -50,7 +51,7 @@ def test_rows_keep_speculating_within_the_bound(drafter: RemoteDrafter) -> None:
 
 
 def test_without_a_bound_all_is_kept(link: LocalLink, loop: asyncio.AbstractEventLoop) -> None:
-    unbounded = RemoteDrafter(link, loop, Transport("value"), "fake", BLOCK, 0.3)
+    unbounded = RemoteDrafter(link, loop, Transport("value"), "fake", BLOCK, Patience(0.3, 0.3))
     window = FakeWindow(W, unbounded, 8, 0.0)
     window.admit(row("old", 350, 4000))
     play(window, 100)
@@ -150,7 +151,7 @@ def test_real_rows_get_the_same_tokens_with_and_without_a_context(loop: asyncio.
 
     link = LocalLink()
     row_bytes = lane.target.feature_size * 8
-    bounded = RemoteDrafter(link, loop, Transport("value"), "tiny", 4, 30.0, 50 * row_bytes)
+    bounded = RemoteDrafter(link, loop, Transport("value"), "tiny", 4, Patience(30.0, 30.0), 50 * row_bytes)
     speculated = play_rows(bounded, break_after=6)
     assert bounded.transport.take_traffic().contexts_lost == 1
     assert speculated == play_rows(NoDrafter())

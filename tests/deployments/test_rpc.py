@@ -336,6 +336,24 @@ def test_details_and_metadata_fit_the_headers_that_clients_take() -> None:
 
 
 @pytest.mark.parametrize(
+    ("peer", "keys", "name"),
+    [
+        ("ipv4:127.0.0.1:5000", (), "127.0.0.1"),
+        ("ipv6:%5B::1%5D:5000", (), "::1"),
+        ("unix:/tmp/socket", (), ""),
+        ("ipv4:10.0.0.7:5000", ("left", "right"), "key-2"),
+    ],
+)
+async def test_a_call_is_known_by_its_key_else_by_its_peers_address(
+    peer: str, keys: tuple[str, ...], name: str
+) -> None:
+    backend = StubBackend()
+    asked = context(peer, authorization="Bearer right")
+    await anext(service(backend, keys).generate(pb.GenerateRequest(spec=spec()), asked))
+    assert backend.last.client == name
+
+
+@pytest.mark.parametrize(
     ("peer", "is_ours"),
     [
         ("ipv4:127.0.0.1:5000", True),

@@ -1,0 +1,92 @@
+"""Requests that wait for a place, fair between clients.
+
+Places go round robin over the clients, and inside one to whoever came first. Rows that had a place and lost
+it with their window stand before all others. A client may fill the queue as long as nobody else waits; when
+somebody does, no client may hold more than half of it, and what it holds beyond is refused from its end to
+let others in.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+
+from deployments.ticket import Ticket
+
+
+class FairQueue:
+    """Tickets of many clients. ``max_waiting`` is the size that half a queue is reckoned from."""
+
+    def __init__(self, max_waiting: int):
+        self._share = max(1, max_waiting // 2)
+        self._moved: deque[Ticket] = deque()
+        # The first client is the next to get a place.
+        self._clients: OrderedDict[str, deque[Ticket]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Tickets that wait."""
+        return len(self._moved) + sum(map(len, self._clients.values()))
+
+    def __iter__(self) -> Iterator[Ticket]:
+        yield from self._moved
+        for tickets in self._clients.values():
+            yield from tickets
+
+    def num_of(self, client: str) -> int:
+        """Tickets of one client, those that lost their place included."""
+        moved = sum(ticket.generation.client == client for ticket in self._moved)
+        return moved + len(self._clients.get(client, ()))
+
+    def may_take(self, client: str, count: int) -> bool:
+        """Whether a client may add so many: any number while it waits alone, else up to half of the queue."""
+        held = self.num_of(client)
+        return held == len(self) or held + count <= self._share
+
+    def extend(self, tickets: Iterable[Ticket]) -> None:
+        """Tickets come to wait, each behind its client's others."""
+        for ticket in tickets:
+            self._clients.setdefault(ticket.generation.client, deque()).append(ticket)
+
+    def put_back(self, tickets: Iterable[Ticket]) -> None:
+        """Tickets lost their place: they get the next ones, in this order."""
+        self._moved.extendleft(reversed(list(tickets)))
+
+    def pop(self) -> Ticket:
+        """The ticket that gets the next place."""
+        if self._moved:
+            return self._moved.popleft()
+        client, tickets = self._clients.popitem(last=False)
+        ticket = tickets.popleft()
+        if tickets:
+            self._clients[client] = tickets  # behind the other clients
+        return ticket
+
+    def remove(self, ticket: Ticket) -> None:
+        """A ticket waits no longer; nothing happens if it did not."""
+        if ticket in self._moved:
+            self._moved.remove(ticket)
+            return
+        tickets = self._clients.get(ticket.generation.client)
+        if tickets is not None and ticket in tickets:
+            tickets.remove(ticket)
+            if not tickets:
+                del self._clients[ticket.generation.client]
+
+    def surplus(self, count: int, client: str) -> Sequence[Ticket]:
+        """Tickets, at least ``count``, that must go to let another client in; none if there are too few.
+
+        They are the last requests of clients that hold more than half; the largest holding gives first. A
+        request whose choices wait in part only, since the others have their place, stays.
+        """
+        held = {other: self.num_of(other) for other in self._clients if other != client}
+        found: list[Ticket] = []
+        while len(found) < count:
+            largest = max(held, key=held.__getitem__, default=None)
+            if largest is None or held[largest] <= self._share:
+                return ()
+            tickets = [ticket for ticket in self._clients[largest] if ticket not in found]
+            last = [t for t in tickets if t.generation is tickets[-1].generation] if tickets else []
+            if not last or len(last) < last[0].generation.num_choices:
+                del held[largest]
+                continue
+            found.extend(last)
+            held[largest] -= len(last)
+        return found
