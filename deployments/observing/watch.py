@@ -14,15 +14,9 @@ from dflash_core.errors import DFlashError
 
 access = logging.getLogger("dflash.access")
 
-# Probes and an open console ask every second, and their answers are no news.
+# Probes come every second, a console's looks twice as often, and their answers are no news.
 QUIET = frozenset(
-    {
-        "/health",
-        "/metrics",
-        "/console/state",
-        "grpc.health.v1.Health/Check",
-        "grpc.health.v1.Health/Watch",
-    }
+    {"/health", "/metrics", "/console/state", "grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch"}
 )
 _MAX_SHOWN = 200  # characters of a path
 _SAID = frozenset({"method", "path", "status", "seconds"})  # of the facts, those that are the line's words
