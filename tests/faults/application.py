@@ -166,7 +166,7 @@ def application(cache_dir: Path, **changes: Any) -> Iterator[Application]:
         "probe_s": 1.0,
         "session_ttl_s": 10.0,
         "request_timeout_s": 120.0,
-        "window_max_age_s": 15.0,
+        "window_max_age_s": 6.0,
         "cache_dir": cache_dir,
         "placement": Placement(router=Place(num_cpus=0.1), target=two, drafter=two),
     }
