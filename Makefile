@@ -6,6 +6,7 @@
 # make bench      run the benchmarks
 # make faults     kill drafters, targets and routers under traffic, overload, upgrade; print what it cost
 # make soak       random traffic and random kills for MINUTES=60, then everything must add up
+# make fuzz       try hostile inputs on every parser               (MINUTES=5)
 # make conformance  foreign clients against a running server   (ARGS='litellm' runs one of them)
 # make venv       make the environment alone                      (BACKEND=cuda13 makes the CUDA one)
 # make clean      remove environments and build products
@@ -13,7 +14,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check format lint types imports spelling fix bench faults soak wheel clean system \
+.PHONY: help venv serve test check format lint types imports spelling fix bench faults soak fuzz wheel clean system \
 	protos protos-check protos-image manifests audit conformance
 
 HOST ?= 127.0.0.1
@@ -49,12 +50,13 @@ help:
 
 venv: $(VENV)/.run
 
-# Three sizes of one environment: to run, to test, to develop. What was added by hand stays in it.
+# Sizes of one environment: to run, to test, to develop, to fuzz. What was added by hand stays in it.
 EXTRAS_run :=
 EXTRAS_test := --extra test
 EXTRAS_dev := --extra test --group dev
+EXTRAS_fuzz := --extra test --group fuzz
 
-$(VENV)/.run $(VENV)/.test $(VENV)/.dev: pyproject.toml uv.lock | system
+$(VENV)/.run $(VENV)/.test $(VENV)/.dev $(VENV)/.fuzz: pyproject.toml uv.lock | system
 	$(call need-python)
 	@mkdir -p build; [ "$(UV)" = uv ] || [ -x build/uv/bin/uv ] || \
 		{ "$(PYTHON)" -m venv build/uv && build/uv/bin/python -m pip install --quiet uv; }
@@ -173,9 +175,12 @@ bench: $(VENV)/.test
 faults: $(VENV)/.test
 	@exec $(BIN)/python -m tests.faults $(ARGS)
 
-MINUTES ?= 60
 soak: $(VENV)/.test
-	@exec $(BIN)/python -m tests.faults.soak --minutes $(MINUTES) $(ARGS)
+	@exec $(BIN)/python -m tests.faults.soak --minutes $(or $(MINUTES),60) $(ARGS)
+
+# Where there is no atheris, Hypothesis plays alone.
+fuzz: $(VENV)/.fuzz
+	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),5) $(ARGS)
 
 # Installs what the clients need under build/conformance, each apart; asks the network, so it is no part of test.
 conformance: $(VENV)/.run

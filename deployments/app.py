@@ -79,9 +79,12 @@ def _bind_target(settings: Settings, arguments: tuple[Settings, Engine]) -> Appl
 
 
 def _max_windows(settings: Settings) -> int:
-    """Windows of one target: a place for those that each router fills, or the queue of one would wait."""
-    router = settings.placement.router
-    return max(settings.max_windows, settings.windows_per_router * (router.max_replicas or router.replicas))
+    """Windows of one target: a place for those that each router fills, or the queue of one would wait.
+
+    A router shares the rows of one window between two where that is faster.
+    """
+    router, each = settings.placement.router, max(2, settings.windows_per_router)
+    return max(settings.max_windows, each * (router.max_replicas or router.replicas))
 
 
 def _options(settings: Settings, place: Place, *, wants_blas: bool) -> dict[str, Any]:

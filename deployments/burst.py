@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Protocol
@@ -24,6 +25,7 @@ from deployments.messages import (
     Returned,
 )
 from deployments.ticket import Ticket
+from deployments.view import NUM_ROUNDS, RoundTrace, WindowView
 from dflash_core.request import RowId, WindowId
 
 logger = logging.getLogger("dflash.router")
@@ -76,6 +78,7 @@ class BurstWindow:
         self._on_open = on_open
         self._on_round = on_round
         self._on_over = on_over
+        self._rounds: deque[RoundTrace] = deque(maxlen=NUM_ROUNDS)
         self._on_return = on_return
         self._first: list[Letter] = []  # what the opening call carries
         self._num_letters = 0
@@ -117,6 +120,11 @@ class BurstWindow:
         if self._task is not None:
             self._task.cancel()
 
+    def view(self) -> WindowView:
+        """The window as it stands, with its last rounds."""
+        rounds = tuple(self._rounds)
+        return WindowView(self.window_id, self.lane, self.is_joinable, len(self.tickets), rounds)
+
     def _admission(self, ticket: Ticket) -> Letter:
         self.tickets[ticket.row_id] = ticket
         letter = self._letter(Admit(ticket.row_request()))
@@ -157,12 +165,14 @@ class BurstWindow:
     def _take(self, played: Played) -> None:
         """Hand each row its part; those that ended leave the window."""
         self._acknowledge(played)
+        if played.report.live_rows:
+            self._rounds.append(RoundTrace.of(played.report))
         now = time.monotonic()
         for number, row in enumerate(played.report.rows):
             ticket = self.tickets.get(row.row_id)
             if ticket is None:  # left already; the target has not heard of it yet
                 continue
-            ticket.take(row, now, is_round=number < played.report.live_rows)
+            ticket.take(row, now, width=played.report.width if number < played.report.live_rows else 0)
             if row.finish is not None:
                 del self.tickets[row.row_id]
             elif ticket.is_over:  # a stop string, which the target cannot see

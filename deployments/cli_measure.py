@@ -84,8 +84,10 @@ def parity(
 
 
 def read_chats(prompts: Path, limit: int) -> Chats:
-    """The file as a measurement takes it. Raises OSError."""
-    return Chats(prompts.read_text(encoding="utf-8"), str(prompts), limit)
+    """The file as a measurement takes it. Raises OSError, InvalidRequest."""
+    from deployments.prompts import read_text
+
+    return Chats(read_text(prompts), str(prompts), limit)
 
 
 def width_of(flag: str) -> int | None:

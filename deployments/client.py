@@ -33,6 +33,7 @@ from deployments.rpc.dflash.v1.dflash_pb2 import (
     Sampling,
     Started,
     Stopping,
+    Structure,
     TokenIds,
     Tokens,
 )
@@ -77,9 +78,12 @@ def ask(
     max_tokens: int | None = None,
     sampling: Sampling | None = None,
     stopping: Stopping | None = None,
+    structure: Structure | None = None,
 ) -> GenerationSpec:
     """Say what to generate: a text to continue, its token ids, or a conversation (see ``conversation``)."""
-    spec = GenerationSpec(model=model, max_tokens=max_tokens, sampling=sampling, stopping=stopping)
+    spec = GenerationSpec(
+        model=model, max_tokens=max_tokens, sampling=sampling, stopping=stopping, structure=structure
+    )
     match prompt:
         case str():
             spec.text = prompt

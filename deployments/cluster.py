@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from deployments import proxy
 from deployments.settings import Settings
 from dflash_core.errors import Unavailable
 
@@ -23,6 +24,7 @@ MOST_OBJECT_STORE_BYTES = 2 * 2**30
 def own_cluster(settings: Settings, say: Callable[[str], None]) -> Iterator[None]:
     """Run a node on this machine; everything of it is gone afterwards."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    proxy.install()
     _prepare_token()
     import ray
 

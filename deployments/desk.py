@@ -17,6 +17,7 @@ from deployments.messages import Closed, Opened, Played, Refused, Returned, Traf
 from deployments.placing import Places
 from deployments.telemetry import Statistics
 from deployments.ticket import Ticket
+from deployments.view import WindowView
 from dflash_core.errors import DeadlineExceeded, InvalidRequest, QueueFull, Unavailable
 from dflash_core.request import WindowId
 from dflash_core.text.stream import TextStream
@@ -75,6 +76,10 @@ class Desk:
     def num_windows(self) -> int:
         """Windows open, those that run out included."""
         return len(self._windows)
+
+    def view(self) -> tuple[WindowView, ...]:
+        """The open windows."""
+        return tuple(window.view() for window in self._windows)
 
     @property
     def num_lanes(self) -> int:

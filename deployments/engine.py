@@ -5,14 +5,15 @@ use for it.
 """
 
 import asyncio
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from deployments import memory
+from deployments.boundaries import find_opener
 from deployments.generation import ModelCard, SamplingDefaults
-from deployments.memory import Pair, read_pair, require_room
+from deployments.memory import Pair, read_pair, require_room, with_prefixes
 from deployments.pairing import resolve_pair
 from deployments.settings import Settings
 from dflash_core import blas
@@ -23,13 +24,17 @@ from dflash_core.checkpoints import (
     read_max_context,
     read_target_spec,
 )
+from dflash_core.checkpoints.json_file import read_loose_json
 from dflash_core.request import WindowId
 from dflash_core.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from deployments.exchange.absent import NoDrafter
     from deployments.exchange.remote import DrafterLink, RemoteDrafter
     from deployments.exchange.sessions import Sessions
     from deployments.lane import Lane
+    from dflash_core.prefixes import Prefixes
+    from dflash_core.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,10 @@ class LocalEngine:
         from dflash_core.window import Window, WindowPolicy
 
         target_path, drafter_path = resolve_pair(settings.target, settings.drafter)
-        require_room(_sizes(settings, target_path, drafter_path), has_drafter=False)
+        limit = memory.find_limit()
+        sizes = _sizes(settings, target_path, drafter_path)
+        pair = with_prefixes(sizes, settings.wanted_prefix_bytes, limit)
+        require_room(pair, limit, has_drafter=False)
         target, spec = build_target(target_path, None)
         drafter_spec = read_drafter_spec(drafter_path, spec) if drafter_path is not None else None
         block_size = 1 if drafter_spec is None or link is None else drafter_spec.block_size
@@ -105,6 +113,7 @@ class LocalEngine:
         warm_target(target, exactness.max_rows, exactness.widest)
         costs = None if exchange is None else measured_costs(settings, target, exchange, spec.fingerprint)
         acceptance = Acceptance(drafter.block_size)
+        prefixes = _prefixes(pair.prefix_bytes, target, spec.fingerprint, drafter)
 
         def open_window(window_id: WindowId) -> Window:
             shapes = exactness.shapes
@@ -116,7 +125,7 @@ class LocalEngine:
             policy = WindowPolicy(
                 width, exactness.max_rows, shapes=shapes, prefill_rows=exactness.prefill_rows
             )
-            return Window(window_id, target, drafter, policy)
+            return Window(window_id, target, drafter, policy, prefixes)
 
         take_traffic = exchange.transport.take_traffic if exchange is not None else lambda: None
         chosen = "fixed" if costs is None else "auto, up to"
@@ -160,15 +169,18 @@ class LocalEngine:
         """Read tokenizer and configs. Where every lane is elsewhere, no weights are fetched."""
         weights = settings.local_lanes
         target_path, drafter_path = resolve_pair(settings.target, settings.drafter, weights=weights)
+        tokenizer = Tokenizer.load(target_path)
         if weights:  # checked against the configs, all of them
             spec = read_target_spec(target_path)
+            tokenizer.require_within(spec.vocab_size)
             max_context = spec.max_context
             block_size = read_drafter_spec(drafter_path, spec).block_size if drafter_path is not None else 1
         else:
             max_context = read_max_context(target_path)
             block_size = read_block_size(drafter_path) if drafter_path is not None else 1
+        tokenizer = Tokenizer.load(target_path)
         file = target_path / "generation_config.json"
-        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        config = read_loose_json(file) if file.exists() else {}
         card = ModelCard(
             names=settings.served_model_names,
             created=int(file.stat().st_mtime) if file.is_file() else 0,
@@ -176,13 +188,29 @@ class LocalEngine:
             defaults=SamplingDefaults.of_generation_config(config),
             drafter=settings.drafter,
             block_size=block_size,
+            message_opener=find_opener(tokenizer),
         )
-        return RouterParts(card, Tokenizer.load(target_path))
+        return RouterParts(card, tokenizer)
 
 
 def _sizes(settings: Settings, target_path: Path, drafter_path: Path | None) -> Pair:
     rows, max_context = settings.max_rows, settings.max_context
     return read_pair(target_path, drafter_path, rows=rows, max_context=max_context)
+
+
+def _prefixes(
+    num_bytes: int, target: "Target", fingerprint: str, drafter: "RemoteDrafter | NoDrafter"
+) -> "Prefixes | None":
+    from deployments.exchange.transport import dtype_name
+    from deployments.warm import warm_copies
+    from dflash_core.prefix_store import Origin, PrefixStore
+    from dflash_core.prefixes import Prefixes
+
+    if num_bytes == 0:
+        return None
+    warm_copies(target)
+    origin = Origin(fingerprint, drafter.fingerprint, dtype_name(target.feature_dtype))
+    return Prefixes(PrefixStore(num_bytes), origin, drafter)
 
 
 def _open_exchange(

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from typing import Literal, NewType, Protocol
 
 from deployments.telemetry import Snapshot
+from deployments.view import Overview
+from dflash_core.checkpoints.fields import Fields
 from dflash_core.events import TokenLogprobs
-from dflash_core.request import Sampling
+from dflash_core.request import RowId, Sampling
+from dflash_core.text.stream import Piece
 
 GenerationId = NewType("GenerationId", str)
 
@@ -24,6 +27,7 @@ class Delivery:
     include_usage: bool = False  # a last chunk with the usage
     continuous_usage: bool = False  # running usage in every chunk
     return_token_ids: bool = False
+    rounds: bool = False  # what each round drafted, walked and accepted, and which tokens are which
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class Generation:
     num_choices: int = 1  # answers, each a row with a seed of its own
     num_top_logprobs: int | None = None  # likeliest tokens to tell beside each; None: no log-probabilities
     echo: str | None = None  # the prompt's text, if the answer is to begin with it
+    save_at: tuple[int, ...] = ()  # lengths of the prompt that another one may share: its message boundaries
     num_continued: int = 0  # of the last prompt_ids: an answer begun elsewhere, which goes on here
     grammar: str | None = None  # what every answer must be, in llguidance's own form
     grammar_param: str | None = None  # the field of the request that says so
@@ -52,6 +57,10 @@ class Generation:
     def wants_prompt_logprobs(self) -> bool:
         """Whether the prompt's tokens are to be told as the answer's."""
         return self.echo is not None and self.num_top_logprobs is not None
+
+    def row_id(self, index: int = 0) -> RowId:
+        """The name that the row of a choice has in every window."""
+        return RowId(f"{self.id}.{index}" if index else self.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,22 @@ class Started:
     waited_s: float = 0.0  # from its arrival to its first place
 
 
+Source = Literal["accepted", "bonus", "classic"]
+"""An accepted draft; the target's own token after drafts; its own without any."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDetail:
+    """What one round did for one choice, for clients that ask."""
+
+    width: int  # 0: there was no round, reading the prompt gave the token
+    drafted: int
+    walked: int
+    accepted: int
+    sources: tuple[Source, ...]  # one for each token id
+    pieces: tuple[Piece, ...]  # the event's text, each piece with the number of its token in the answer
+
+
 @dataclass(frozen=True, slots=True)
 class TextTokens:
     """What one round gave one choice of the client's; ``usage`` is that choice's.
@@ -108,6 +133,7 @@ class TextTokens:
     index: int = 0  # of the choice
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token id, if asked for
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # once, of the prompt's second token and on
+    round: RoundDetail | None = None  # if asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,18 +226,21 @@ class SamplingDefaults:
 
     @classmethod
     def of_generation_config(cls, config: Mapping[str, object]) -> "SamplingDefaults":
-        """Read a ``generation_config.json``; ``do_sample: false`` means temperature 0."""
+        """Read a ``generation_config.json``; ``do_sample: false`` means temperature 0.
 
-        def number(key: str, default: float) -> float:
-            value = config.get(key)
-            return default if value is None or not isinstance(value, (int, float)) else float(value)
+        Raises CheckpointError for what no client could ask for.
+        """
+        fields = Fields(config, "generation_config.json")
+
+        def number(key: str, default: float, low: float, high: float) -> float:
+            return fields.number(key, low, high) if key in fields else default
 
         return cls(
-            temperature=0.0 if config.get("do_sample") is False else number("temperature", 1.0),
-            top_p=number("top_p", 1.0),
-            top_k=max(0, int(number("top_k", 0))),
-            min_p=number("min_p", 0.0),
-            repetition_penalty=number("repetition_penalty", 1.0),
+            temperature=0.0 if config.get("do_sample") is False else number("temperature", 1.0, 0, 2),
+            top_p=number("top_p", 1.0, 0, 1),
+            top_k=max(0, int(number("top_k", 0, -1, 2**31 - 1))),
+            min_p=number("min_p", 0.0, 0, 1),
+            repetition_penalty=number("repetition_penalty", 1.0, 0.01, 100),
         )
 
 
@@ -226,6 +255,7 @@ class ModelCard:
     drafter: str | None = None
     block_size: int = 1  # widest block, the anchor included
     owned_by: str = "dflash-serve"
+    message_opener: int | None = None  # the control token that begins a message, if the template has one
 
 
 class Backend(Protocol):
@@ -255,4 +285,12 @@ class Backend(Protocol):
 
     async def snapshot(self) -> Sequence[Snapshot]:
         """Statistics, one per engine."""
+        ...
+
+
+class OverviewBackend(Backend, Protocol):
+    """A backend that can show all routers, itself included: what the HTTP edge is built over."""
+
+    async def overview(self) -> Overview:
+        """Statistics and windows of every engine."""
         ...

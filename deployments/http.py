@@ -9,8 +9,8 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from deployments import telemetry
-from deployments.generation import Backend, ModelCard
+from deployments import console, telemetry
+from deployments.generation import Backend, ModelCard, OverviewBackend
 from deployments.observing.watch import Watch
 from deployments.openai.answer import CHAT, COMPLETION, Answer, Dialect
 from deployments.openai.docs import FAILURES, document_bodies
@@ -25,7 +25,7 @@ from deployments.openai.middleware import (
     failure_response,
     request_id_of,
 )
-from deployments.openai.parse import Schema, check_content_type, parse_body
+from deployments.openai.parse import Schema, check_headers, parse_body
 from deployments.openai.prepare import effective_defaults, require_model
 from deployments.openai.reading import reading_of
 from deployments.openai.respond import GenerationResponse
@@ -38,12 +38,12 @@ from deployments.openai.unserved import reason_of
 from deployments.preparing import Preparer
 from dflash_core.errors import DFlashError
 
-OPEN_PATHS = ("/health",)
+OPEN_PATHS = ("/health", *console.PATHS)
 _MAX_SHOWN = 100  # characters of a path in a message
 
 
 def create_app(
-    backend: Backend,
+    backend: OverviewBackend,
     *,
     limits: Limits | None = None,
     api_keys: tuple[str, ...] = (),
@@ -62,6 +62,7 @@ def create_app(
     _add_tokenizing(app, backend, limits, preparer)
     _add_models(app, backend)
     _add_operations(app, backend)
+    console.add_console(app, backend)
     _add_failures(app)
     document_bodies(app)
     # The last added is the outermost.
@@ -74,7 +75,7 @@ def create_app(
 
 def _add_generation(app: FastAPI, backend: Backend, limits: Limits, preparer: Preparer) -> None:
     async def respond(request: Request, schema: type[GenerationRequest], dialect: Dialect) -> Response:
-        check_content_type(request.headers.get("content-type"))
+        check_headers(request.headers)
         body = await _read_body(request, limits.body_timeout_s)
         parsed = parse_body(body, schema)
         ignored = ignored_fields(parsed.extra)
@@ -97,7 +98,7 @@ def _add_generation(app: FastAPI, backend: Backend, limits: Limits, preparer: Pr
     @app.post("/v1/responses", responses=FAILURES)
     async def responses(request: Request) -> Response:
         """Answer with typed items, whole or as server-sent events. Nothing is stored."""
-        check_content_type(request.headers.get("content-type"))
+        check_headers(request.headers)
         body = await _read_body(request, limits.body_timeout_s)
         parsed = parse_body(body, ResponsesRequest)
         chat, ignored = as_chat(parsed)
@@ -117,7 +118,7 @@ def _told(ignored: Sequence[str]) -> dict[str, str]:
 
 def _add_tokenizing(app: FastAPI, backend: Backend, limits: Limits, preparer: Preparer) -> None:
     async def respond(request: Request, schema: type[Schema], work: Callable[[Schema, Backend], Json]):
-        check_content_type(request.headers.get("content-type"))
+        check_headers(request.headers)
         body = await _read_body(request, limits.body_timeout_s)
         return JSONResponse(await preparer.run(len(body), work, parse_body(body, schema), backend))
 
@@ -171,7 +172,7 @@ def _model(name: str, card: ModelCard) -> dict[str, object]:
     }
 
 
-def _add_operations(app: FastAPI, backend: Backend) -> None:
+def _add_operations(app: FastAPI, backend: OverviewBackend) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -182,7 +183,7 @@ def _add_operations(app: FastAPI, backend: Backend) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         """Show the statistics as Prometheus text."""
-        page = telemetry.render(await backend.snapshot())
+        page = telemetry.render(router.snapshot for router in (await backend.overview()).routers)
         return Response(page, headers={"content-type": telemetry.CONTENT_TYPE})
 
     @app.get("/version")
@@ -198,13 +199,14 @@ def _add_failures(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def frameworks(request: Request, error: HTTPException) -> Response:
-        shown = request.url.path
+        # Not ``request.url``: that one is put together with the header ``host``, whatever it says.
+        shown = request.scope["path"]
         shown = shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "..."
-        path = f"{request.method} {shown}"
+        path = f"{request.method[:_MAX_SHOWN]} {shown}"
         translated: DFlashError
         match error.status_code:
             case 404:
-                reason = reason_of(request.url.path.removeprefix(request.scope.get("root_path", "")))
+                reason = reason_of(request.scope["path"].removeprefix(request.scope.get("root_path", "")))
                 because = f"Not served: {path}: {reason}." if reason else f"Unknown route: {path}."
                 translated = RouteNotFound(f"{because} See /docs for those that exist.")
             case 405:

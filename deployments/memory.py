@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 LEAST_TOKENS = 1024  # a row shorter than this is of no use
 PREFILL_ROWS = 4  # prompts that are read beside the window
+PREFIX_SHARE = 0.05  # of memory, for saved prefixes unless the settings say how much
+MOST_PREFIX_BYTES = 2 * 2**30  # unless they do
 _PACKED = {"U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8}
 
 
@@ -67,6 +69,7 @@ class Pair:
     drafter_row: "CacheShape | None"
     max_context: int
     rows: int
+    prefix_bytes: int = 0  # for saved prefixes
 
     def need(self, tokens: int, *, has_target: bool = True, has_drafter: bool = True) -> Need:
         """Sum up what a process, or a machine with both, holds while every row is ``tokens`` long."""
@@ -75,6 +78,8 @@ class Pair:
             rows = self.rows + min(PREFILL_ROWS, self.rows)
             parts.append(Part("target weights", self.target_bytes))
             parts.append(_row_part("target rows", self.target_row, rows, tokens))
+            if self.prefix_bytes:
+                parts.append(Part("saved prefixes", self.prefix_bytes))
         if has_drafter and self.drafter_row is not None:
             parts.append(Part("drafter weights", self.drafter_bytes))
             parts.append(Part("its copy of embedding and head", self.borrowed_bytes))
@@ -117,6 +122,14 @@ def read_pair(target: Path, drafter: Path | None, *, rows: int, max_context: int
     )
 
 
+def with_prefixes(pair: Pair, wanted: int | None, limit: "Limit") -> Pair:
+    """The pair with room for saved prefixes; where none was asked for, what is left at the most."""
+    if wanted is None:
+        left = limit.bytes - pair.need(min(LEAST_TOKENS, pair.max_context)).total
+        wanted = max(0, min(int(PREFIX_SHARE * limit.bytes), MOST_PREFIX_BYTES, left))
+    return replace(pair, prefix_bytes=wanted)
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """What a process here may use, and where the figure is from."""
@@ -155,6 +168,8 @@ def require_room(
         return
     one = replace(pair, rows=1).need(tokens, has_target=has_target, has_drafter=has_drafter)
     advice = "fewer max_rows" if one.total <= limit.bytes else "a smaller or a 4-bit target"
+    if has_target and need.total - pair.prefix_bytes <= limit.bytes:
+        advice = "less prefix_bytes"
     room = f"{gib(limit.bytes).strip()} ({limit.source})"
     raise CheckpointError(
         f"not enough memory here: {need.in_one_line()}, {room}; take {advice}, or more memory"

@@ -37,6 +37,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("vllm:num_requests_running", "gauge", "Requests that have a place in a window."),
     Metric("vllm:num_requests_waiting", "gauge", "Requests in the router's queue."),
     Metric("vllm:prompt_tokens_total", "counter", "Prompt tokens of admitted requests."),
+    Metric(
+        "vllm:prefix_cache_queries_total",
+        "counter",
+        "Tokens of rows that were about to be read and were looked up among the saved prefixes.",
+    ),
+    Metric("vllm:prefix_cache_hits_total", "counter", "Of those, tokens that a saved prefix stood for."),
+    Metric("dflash_prefix_bytes", "gauge", "Bytes of saved prefixes that the latest target to play holds."),
     Metric("vllm:generation_tokens_total", "counter", "Tokens emitted, bonus tokens included."),
     Metric(
         "vllm:request_success_total",
@@ -101,6 +108,7 @@ METRICS: tuple[Metric, ...] = (
         "keep their order. Verdicts: equal (no bit differs), near_tie, different.",
         ("slots", "width", "verdict"),
     ),
+    Metric("dflash_routers_missing", "gauge", "Routers that did not answer when this one last asked them."),
     Metric("dflash_window_rows", "gauge", "Rows in the latest round."),
     Metric("dflash_window_rows_max", "gauge", "Most rows that ever shared a round."),
     Metric("dflash_round_rows", "histogram", "Rows per round.", buckets=_ROWS),

@@ -26,9 +26,19 @@ class Preparer:
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         self._grammars = Grammars(lambda: backend.tokenizer)
 
-    async def prepare(self, request: GenerationRequest, num_bytes: int, request_id: str) -> Generation:
-        """Fill in and check what needs the model; ``num_bytes`` is the request's size on the wire."""
+    async def prepare(
+        self,
+        request: GenerationRequest,
+        num_bytes: int,
+        request_id: str,
+        amend: Callable[[Generation], Generation] = lambda generation: generation,
+    ) -> Generation:
+        """Fill in and check what needs the model; ``num_bytes`` is the request's size on the wire.
+
+        ``amend`` adds what the request has no field for.
+        """
         generation = await self.run(num_bytes, prepare, request, self._backend, self._limits, request_id)
+        generation = amend(generation)
         if generation.grammar is not None:
             await self._compile(generation.grammar, generation.grammar_param)
         return generation
@@ -36,7 +46,7 @@ class Preparer:
     async def run(self, num_bytes: int, work: Callable[..., Result], *arguments: object) -> Result:
         """Do other work that tokenises."""
         tokenising = self._short if num_bytes < self._limits.long_body_bytes else self._long
-        return await asyncio.get_running_loop().run_in_executor(tokenising, work, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(tokenising, _done, work, *arguments)
 
     async def _compile(self, grammar: str, param: str | None) -> None:
         """Raise unless a target could follow the grammar: it compiles it again, from the same text."""
@@ -53,3 +63,10 @@ class Preparer:
                 param=param,
                 code="invalid_value",
             ) from None
+
+
+def _done(work: Callable[..., Result], *arguments: object) -> Result:
+    try:
+        return work(*arguments)
+    except StopIteration as error:  # no future takes this one: whoever waits would wait for ever
+        raise RuntimeError("StopIteration left the work") from error

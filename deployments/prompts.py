@@ -3,8 +3,9 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from deployments.openai.parse import parse_document
+from deployments.openai.schema import ChatRequest
 from dflash_core.errors import InvalidRequest
 from dflash_core.request import RowId, RowRequest, Sampling
 from dflash_core.text import Tokenizer
@@ -19,9 +20,15 @@ def read_prompts(
 
     Raises InvalidRequest naming the line that is not a chat request, OSError if there is no file.
     """
-    return parse_prompts(
-        file.read_text(encoding="utf-8"), str(file), tokenizer, limit=limit, sampling=sampling
-    )
+    return parse_prompts(read_text(file), str(file), tokenizer, limit=limit, sampling=sampling)
+
+
+def read_text(file: Path) -> str:
+    """The text of a file of prompts, without a byte order mark. Raises InvalidRequest, OSError."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{file}: not UTF-8 (byte {error.start})") from None
 
 
 def parse_prompts(
@@ -46,15 +53,21 @@ def parse_prompts(
 
 def _parse(line: str, number: int, file: str, tokenizer: Tokenizer, sampling: Sampling | None) -> RowRequest:
     try:
-        entry: dict[str, Any] = json.loads(line)
-        body: dict[str, Any] = entry["body"]
-        tokens = tokenizer.apply_chat(body["messages"], tools=body.get("tools"))
-        max_tokens = int(body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_MAX_TOKENS)
-        name = str(entry.get("custom_id", number))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        entry = json.loads(line)
+        name, body = str(entry.get("custom_id", number)), {"model": "-", **entry["body"]}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"{file}, line {number}: not a chat request of a batch file") from error
-    chosen = Sampling(temperature=float(body.get("temperature") or 0.0), seed=int(body.get("seed", number)))
+    try:
+        request = parse_document(body, ChatRequest)
+        tokens = tokenizer.apply_chat(body["messages"], tools=body.get("tools"))
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{file}, line {number}: {error}", param=error.param) from None
+    chosen = Sampling(
+        temperature=request.temperature or 0.0,
+        seed=number if request.seed is None else request.seed % 2**64,
+    )
     if sampling is not None:
         chosen = replace(sampling, seed=number)
-    stops = frozenset[int]() if body.get("ignore_eos") else tokenizer.eos_token_ids
+    stops = frozenset[int]() if request.ignore_eos else tokenizer.eos_token_ids
+    max_tokens = request.max_completion_tokens or request.max_tokens or DEFAULT_MAX_TOKENS
     return RowRequest(RowId(name), tuple(tokens), max_tokens, chosen, stops)

@@ -23,8 +23,10 @@ from deployments.openai.limits import Limits
 from deployments.remote import remote_lanes
 from deployments.serve_stage import STATS_TIMEOUT_S
 from deployments.settings import Settings
+from deployments.siblings import Replicas, Siblings
 from deployments.stages import Stages
 from deployments.telemetry import Snapshot, Statistics
+from deployments.view import Overview, RouterView
 from dflash_core.text.stream import TextStream
 from dflash_core.text.tokenizer import Tokenizer
 
@@ -42,6 +44,7 @@ class RouterReplica:
         self._statistics = Statistics(settings.served_model_names[0], name)
         self._exporting = exporting_to(settings.trace_endpoint, name)
         self._watch = Watch(self._exporting.tracer, settings.trace_round_every)
+        self._siblings = Siblings(self._own_view, Replicas("view").ask)
         self._knows_probe = False  # the target's findings do not change while it lives
         self._stages = Stages(name, target, remote_lanes(settings, self._parts))
         self._desk = Desk(
@@ -127,6 +130,15 @@ class RouterReplica:
             await self._target_stats()
         return [self._statistics.snapshot()]
 
+    async def view(self) -> RouterView:
+        """What this router shows of itself; its siblings ask for it."""
+        [snapshot] = await self.snapshot()
+        return RouterView.now(snapshot, self._desk.view())
+
+    async def overview(self) -> Overview:
+        """What all routers show."""
+        return await self._siblings.overview()
+
     def __del__(self) -> None:
         """Serve has drained the replica: close what is open."""
         if hasattr(self, "_desk"):
@@ -136,7 +148,12 @@ class RouterReplica:
 
     def _new_text(self, generation: Generation) -> TextStream:
         least = max(0, generation.sampling.min_tokens - generation.num_continued)
-        return TextStream(self._parts.tokenizer, generation.stop_strings, min_tokens=least)
+        traces = generation.delivery.rounds
+        return TextStream(self._parts.tokenizer, generation.stop_strings, min_tokens=least, traces=traces)
+
+    async def _own_view(self, num_missing: int) -> RouterView:
+        self._statistics.observe_missing(num_missing)
+        return await self.view()
 
     def _status(self, has_target: bool) -> str:
         if self._desk.is_draining:

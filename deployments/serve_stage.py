@@ -28,6 +28,7 @@ class ServeStage:
         self._inbox = RemoteInbox.start()
         self._inboxes: dict[WindowId, RemoteInbox] = {}
         self._mail: set[asyncio.Task[None]] = set()
+        self._lanes: set[str] = set()  # that have been heard of
 
     async def play(self, opening: Opening) -> AsyncGenerator[Answer, None]:
         """One streaming call: sticky by itself, and drained by Serve during an upgrade."""
@@ -70,17 +71,27 @@ class ServeStage:
             self._inbox = RemoteInbox.start()
 
     async def standings(self, router: str, num_waiting: int) -> list[Standing]:
-        """What the targets that Serve sends calls to say of themselves; none if nobody answers in time.
-
-        One that is silent is left out: it may be gone.
-        """
+        """What the targets that Serve sends calls to say of themselves; who is silent is left out."""
         try:
             response = self._target.broadcast("standing", router, num_waiting)
             answers = await response.results_async(timeout_s=STATS_TIMEOUT_S, return_exceptions=True)
+            self._lanes = {answer.lane for answer in answers if isinstance(answer, Standing)}
+        except TimeoutError:  # of all of them, if of one
+            answers = await self._ask_each(router, num_waiting)
         except Exception as error:
             logger.debug("no target answers: %s", error)
-            return []
-        return [answer for answer in answers if isinstance(answer, Standing)]
+            answers = []
+        # By name: a call to a lane that is gone is answered by another.
+        return list({answer.lane: answer for answer in answers if isinstance(answer, Standing)}.values())
+
+    async def _ask_each(self, router: str, num_waiting: int) -> list[Standing | BaseException]:
+        """Each lane that is known by itself: one that is silent keeps nobody else from being heard."""
+
+        async def ask(lane: str) -> Standing:
+            call = self._target.options(method_name="standing", session_id=lane)
+            return await asyncio.wait_for(_awaited(call.remote(router, num_waiting)), STATS_TIMEOUT_S)
+
+        return await asyncio.gather(*(ask(lane) for lane in self._lanes), return_exceptions=True)
 
     def _inbox_of(self, window_id: WindowId) -> RemoteInbox:
         return self._inboxes.setdefault(window_id, self._inbox)
@@ -89,6 +100,10 @@ class ServeStage:
         task = asyncio.ensure_future(_delivered(work))
         self._mail.add(task)
         task.add_done_callback(self._mail.discard)
+
+
+async def _awaited(response: Awaitable[Standing]) -> Standing:
+    return await response
 
 
 async def _delivered(work: Awaitable[None]) -> None:

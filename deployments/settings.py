@@ -113,6 +113,9 @@ class Settings(_Strict):
     # the drafter loses them (retention.py tells what happens beyond); None: 10 % of the object store
     session_ttl_s: Seconds = 60.0  # idle drafter state is dropped after this
 
+    # Saved states of chats per target replica. None: 5 % of memory, at most 2 GiB; 0 or strict: none is kept.
+    prefix_bytes: int | None = Field(default=None, ge=0)
+
     # Visibility.
     log_format: Literal["text", "json"] = "text"
     log_dir: Path | None = None  # a file for each replica; None: standard error, which Ray keeps
@@ -184,6 +187,14 @@ class Settings(_Strict):
     def grace_s(self) -> float:
         """How long a replica may drain: the oldest window's joins, and the longest row after them."""
         return self.window_max_age_s + self.request_timeout_s + 10.0
+
+    @property
+    def wanted_prefix_bytes(self) -> int | None:
+        """Room for saved states as asked for; None leaves it to the machine.
+
+        ``strict`` has no use for them: a state that was made in other chunks may differ in its last bits.
+        """
+        return 0 if self.strict else self.prefix_bytes
 
     @property
     def has_keys(self) -> bool:
@@ -267,5 +278,7 @@ def _explain(error: ValidationError) -> str:
             known = ", ".join(sorted(Settings.model_fields))
             lines.append(f"{where}: there is no such setting (known: {known})")
         else:
-            lines.append(f"{where}: {fault['msg']}, got {fault['input']!r}")
+            # What was meant as a key is not shown, however wrong it is.
+            got = "" if fault["loc"][:1] == ("api_keys",) else f", got {fault['input']!r}"
+            lines.append(f"{where}: {fault['msg']}{got}")
     return "\n".join(lines)

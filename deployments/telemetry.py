@@ -100,6 +100,10 @@ class Statistics:
     def observe_round(self, report: RoundReport) -> None:
         """Count what one step of a window did."""
         self._add("dflash_prefilled_tokens_total", report.prefilled_tokens)
+        if report.prefixes is not None:
+            self._add("vllm:prefix_cache_queries_total", report.prefixes.queried)
+            self._add("vllm:prefix_cache_hits_total", report.prefixes.found)
+            self._set("dflash_prefix_bytes", report.prefixes.num_bytes)
         for phase, seconds in report.seconds.items():
             self._observe("dflash_round_seconds", seconds, (phase,))
         for row in report.rows:  # those outside the round too: reading a prompt brings its first token
@@ -120,6 +124,10 @@ class Statistics:
         self._add("dflash_exchange_failures_total", traffic.failures)
         self._add("dflash_drafter_mismatches_total", traffic.mismatches)
         self._add("dflash_contexts_lost_total", traffic.contexts_lost)
+
+    def observe_missing(self, missing: int) -> None:
+        """Set how many routers did not answer when this one asked."""
+        self._set("dflash_routers_missing", missing)
 
     def observe_probe(self, shapes: Mapping[str, Mapping[str, Any]]) -> None:
         """Set the probe's findings, as ``Findings.as_json`` gives them; earlier ones no longer hold."""

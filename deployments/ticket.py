@@ -3,12 +3,12 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from deployments.generation import Ended, Event, Generation, TextTokens, Usage
+from deployments.generation import Ended, Event, Generation, RoundDetail, Source, TextTokens, Usage
 from deployments.telemetry import Statistics
 from dflash_core import errors
 from dflash_core.events import RowProgress
 from dflash_core.request import RowId, RowRequest
-from dflash_core.text.stream import TextStream
+from dflash_core.text.stream import Piece, TextStream
 
 MAX_FRUITLESS_MOVES = 5  # a row that kills every window it joins must end at some time
 
@@ -35,12 +35,13 @@ class Ticket:
     num_drafted: int = 0
     num_walked: int = 0
     num_accepted: int = 0
+    num_cached: int = 0
     has_prompt_logprobs: bool = False
 
     @property
     def row_id(self) -> RowId:
         """The row's name in every window."""
-        return RowId(f"{self.generation.id}.{self.index}" if self.index else self.generation.id)
+        return self.generation.row_id(self.index)
 
     def row_request(self) -> RowRequest:
         """The row as it stands: prompt and what is committed, and the budget that is left."""
@@ -54,6 +55,7 @@ class Ticket:
             stop_token_ids=generation.stop_token_ids,
             prompt_length=len(generation.prompt_ids) - generation.num_continued,
             num_top_logprobs=generation.num_top_logprobs,
+            save_at=generation.save_at,
             wants_prompt_logprobs=generation.wants_prompt_logprobs and not self.has_prompt_logprobs,
             grammar=generation.grammar,
         )
@@ -63,23 +65,22 @@ class Ticket:
         return Usage(
             prompt_tokens=len(self.generation.prompt_ids),
             completion_tokens=len(self.committed),
+            cached_tokens=self.num_cached,
             rounds=self.num_rounds,
             drafted=self.num_drafted,
             walked=self.num_walked,
             accepted=self.num_accepted,
         )
 
-    def take(self, row: RowProgress, now: float, *, is_round: bool = True) -> None:
+    def take(self, row: RowProgress, now: float, *, width: int = 1) -> None:
         """Take what a step committed: text to the client, and the end if this was it.
 
-        A row whose prompt was read in this step may have its first token without a round.
+        ``width`` is the round's; 0 if there was none: a row whose prompt was read in this step may have its
+        first token without a round.
         """
         if self.is_over:
             return
-        self.num_rounds += is_round
-        self.num_drafted += row.drafted
-        self.num_walked += row.walked
-        self.num_accepted += row.accepted
+        self._count(row, width > 0)
         if row.tokens:
             self.fruitless_moves = 0
             self._note_output(now)
@@ -92,12 +93,12 @@ class Ticket:
         delta = self.text.push(row.tokens, is_last_stop=row.finish == "stop")
         used = row.tokens[: delta.num_tokens_used]
         self.committed.extend(used)
-        text, stop = delta.text, delta.stop
+        text, stop, pieces = delta.text, delta.stop, delta.pieces
         if row.finish is not None and stop is None:
             rest = self.text.finish()
-            text, stop = text + rest.text, rest.stop
+            text, stop, pieces = text + rest.text, rest.stop, pieces + rest.pieces
         if text or used:
-            self._tell(text, used, row)
+            self._tell(text, used, row, self._detail(row, width, len(used), pieces))
         if stop is not None:
             self._end(Ended("stop", self.usage(), stop, self.index))
         elif row.finish == "stop":
@@ -106,6 +107,13 @@ class Ticket:
             self._end(Ended("stop", self.usage(), last, self.index))
         elif row.finish == "length":
             self._end(Ended("length", self.usage(), index=self.index))
+
+    def _count(self, row: RowProgress, is_round: bool) -> None:
+        self.num_rounds += is_round
+        self.num_drafted += row.drafted
+        self.num_walked += row.walked
+        self.num_accepted += row.accepted
+        self.num_cached = max(self.num_cached, row.cached_tokens)
 
     def fail(self, error: Exception) -> None:
         """End with an error."""
@@ -119,11 +127,21 @@ class Ticket:
         if self.fruitless_moves > MAX_FRUITLESS_MOVES:
             self.fail(errors.RowFailed("every window that this request joined broke down"))
 
-    def _tell(self, text: str, used: tuple[int, ...], row: RowProgress) -> None:
+    def _tell(
+        self, text: str, used: tuple[int, ...], row: RowProgress, detail: RoundDetail | None = None
+    ) -> None:
         logprobs = row.logprobs[: len(used)]
         self.has_prompt_logprobs |= bool(row.prompt_logprobs)
-        told = TextTokens(text, used, self.usage(), self.index, logprobs, row.prompt_logprobs)
+        told = TextTokens(text, used, self.usage(), self.index, logprobs, row.prompt_logprobs, detail)
         self.events.put_nowait(told)
+
+    def _detail(
+        self, row: RowProgress, width: int, num_used: int, pieces: tuple[Piece, ...]
+    ) -> RoundDetail | None:
+        if not self.generation.delivery.rounds:
+            return None
+        sources: tuple[Source, ...] = tuple(_source(row, place) for place in range(num_used))
+        return RoundDetail(width, row.drafted, row.walked, row.accepted, sources, pieces)
 
     def _end_without_answer(self, row: RowProgress) -> None:
         """The prompt is read, and nothing else was asked for; the row's only token is nobody's."""
@@ -143,6 +161,15 @@ class Ticket:
     def _end(self, event: Ended) -> None:
         self.is_over = True
         self.events.put_nowait(event)
+
+
+def _source(row: RowProgress, place: int) -> Source:
+    """Where the token at a place of ``row.tokens`` came from."""
+    if place < row.num_first:
+        return "classic"
+    if place < row.num_first + row.accepted:
+        return "accepted"
+    return "bonus" if row.drafted else "classic"
 
 
 def _error_of(row: RowProgress) -> errors.DFlashError:

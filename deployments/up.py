@@ -73,7 +73,8 @@ def ready_line(settings: Settings) -> str:
         f"curl -sN {address}/v1/chat/completions -H 'content-type: application/json'{key} "
         f"-d {shlex.quote(json.dumps(body))}"
     )
-    return f"ready: {address}/v1 serves {', '.join(settings.served_model_names)} · try: {curl}"
+    names = ", ".join(settings.served_model_names)
+    return f"ready: {address}/v1 serves {names} · console: {address}/console · try: {curl}"
 
 
 def _say(message: str) -> None:

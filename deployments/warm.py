@@ -20,6 +20,7 @@ from dflash_core.probe import Findings, shapes_to_probe
 from dflash_core.protocols import Drafts, FeatureBlock, Ready
 from dflash_core.request import RowId, RowRequest, Sampling, WindowId
 from dflash_core.row_cache import row_buckets
+from dflash_core.saved_row import copy_in, copy_out
 from dflash_core.target import Target
 from dflash_core.width import WIDTHS, widths_up_to
 from dflash_core.window import Window, WindowPolicy
@@ -29,6 +30,7 @@ logger = logging.getLogger("dflash.warm")
 WINDOW = WindowId("warm-up")
 PROMPT_TOKENS = 20
 DRAFTER_WAIT_S = 60.0
+ENDLESS = "start: /(?s:.){99999,}/"  # a grammar that allows everything but the end
 _BIAS = ((0, 1.0),)
 RARER = (
     Sampling(logit_bias=_BIAS),
@@ -52,7 +54,19 @@ def warm_target(target: Target, max_rows: int, widest: int) -> None:
     for sampling in RARER:
         _play_through(target, min(max_rows, 2), widths, sampling)
     _play_through(target, min(max_rows, 2), widths, Sampling(), num_top_logprobs=5)
+    if target.grammars is not None and target.grammars.prepare():
+        for sampling in (Sampling(), Sampling(temperature=1.0)):
+            _play_through(target, min(max_rows, 2), widths, sampling, grammar=ENDLESS)
     logger.info("target warmed in %.1f s", time.perf_counter() - began)
+
+
+def warm_copies(target: Target) -> None:
+    """Save a row and begin another from it: some backends compile these copies, too, when first used."""
+    caches = target.new_caches(2, PROMPT_TOKENS)
+    caches.lengths[1] = PROMPT_TOKENS
+    copy_in(caches, 0, copy_out(caches, 1))
+    arrays = caches.arrays
+    mx.eval(arrays.keys, arrays.values, arrays.states, arrays.conv)
 
 
 def _play_through(
@@ -61,6 +75,7 @@ def _play_through(
     widths: list[int],
     sampling: Sampling,
     num_top_logprobs: int | None = None,
+    grammar: str | None = None,
 ) -> None:
     """Let rows join as they do in service, up to each bucket, and play a round of each width there."""
     given = GivenWidth()
@@ -71,7 +86,8 @@ def _play_through(
         for row in range(window.num_rows, rows):
             request = RowRequest(RowId(str(row)), tuple(range(PROMPT_TOKENS)), budget, sampling)
             scores = num_top_logprobs is not None
-            window.admit(replace(request, num_top_logprobs=num_top_logprobs, wants_prompt_logprobs=scores))
+            request = replace(request, num_top_logprobs=num_top_logprobs, wants_prompt_logprobs=scores)
+            window.admit(replace(request, grammar=grammar))
         while window.has_work and window.num_live < rows:
             window.step()
         for given.width in widths:

@@ -36,9 +36,7 @@ class Constraint:
     def of(cls, request: RowRequest, grammars: Grammars, vocab_size: int) -> "Constraint":
         """Raises InvalidRequest where the grammar is wrong, RowFailed where it does not fit what was said."""
         assert request.grammar is not None
-        said = request.tokens[
-            len(request.tokens) if request.prompt_length is None else request.prompt_length :
-        ]
+        said = () if request.prompt_length is None else request.tokens[request.prompt_length :]
         early = max(0, request.sampling.min_tokens - len(said))
         stops = np.zeros(num_words(vocab_size) * 32, dtype=np.uint8)
         stops[list(request.stop_token_ids)] = 1

@@ -14,9 +14,11 @@ import numpy as np
 from dflash_core.errors import WindowLost
 from dflash_core.models.drafter import DrafterNetwork
 from dflash_core.models.target import CacheArrays
+from dflash_core.prefixes import SavedContext
 from dflash_core.protocols import Drafts, FeatureBlock, Ready
 from dflash_core.request import RowId, WindowId
 from dflash_core.row_cache import FRESH, CacheShape, RowCaches, bucket_capacity, bucket_rows
+from dflash_core.saved_row import SavedRow, copy_in, copy_out
 
 # A classic round's features wait; this many are worth a forward of their own.
 WAITING_LIMIT = 64
@@ -115,11 +117,27 @@ class LocalDrafter:
         if known:  # a context made again: the rows are live already
             self._append(session.live, block)
             return
-        keep = [r for r in session.staged.row_ids if r is not None and r not in block.row_ids]
-        wanted = [*block.row_ids, *keep]
-        padding = [None] * (bucket_rows(len(wanted)) - len(wanted))
-        session.staged.arrange((*wanted, *padding), block.x.shape[1])
+        self._stage(session, block.row_ids, block.x.shape[1])
         self._append(session.staged, block)
+
+    def save(self, window_id: WindowId, row_id: RowId, length: int) -> SavedContext | None:
+        """A copy of the row's context, staged or live; None if it has not just that length."""
+        session = self._session(window_id)
+        for rows in (session.live, session.staged):
+            slot = rows.slot_of(row_id)
+            if slot is not None and rows.caches.lengths[slot] == length:
+                saved = copy_out(rows.caches, slot)
+                return SavedContext(length, saved.num_bytes, saved)
+        return None
+
+    def restore(self, window_id: WindowId, row_id: RowId, saved: SavedContext) -> None:
+        """Stage a row with a context that ``save`` gave."""
+        assert isinstance(saved.content, SavedRow)
+        session = self._session(window_id)
+        self._stage(session, (row_id,), saved.length)
+        slot = session.staged.slot_of(row_id)
+        assert slot is not None
+        copy_in(session.staged.caches, slot, saved.content)
 
     def draft(self, window_id: WindowId, block: FeatureBlock, anchors: mx.array, width: int) -> Ready:
         """Take the waiting features, then draft ``width - 1`` tokens after each anchor [B].
@@ -167,6 +185,13 @@ class LocalDrafter:
                 live=ContextRows(self._shape, 1, capacity), staged=ContextRows(self._shape, 1, capacity)
             )
         return self._sessions[window_id]
+
+    def _stage(self, session: Session, row_ids: tuple[RowId | None, ...], width: int) -> None:
+        """Bring rows to the front of the staging area, in this order; those that are new begin empty."""
+        keep = [r for r in session.staged.row_ids if r is not None and r not in row_ids]
+        wanted = [*row_ids, *keep]
+        padding = [None] * (bucket_rows(len(wanted)) - len(wanted))
+        session.staged.arrange((*wanted, *padding), width)
 
     def _join(self, window_id: WindowId, block: FeatureBlock) -> ContextRows:
         """Bring the live rows into the call's order, staged rows beside them."""

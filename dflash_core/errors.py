@@ -46,9 +46,29 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class CheckpointError(DFlashError):
-    """A checkpoint cannot be used: names the key, the value found and what was expected."""
+    """A checkpoint cannot be used: names the key, the value found and what was expected.
+
+    What is named comes from a stranger's file, and goes to terminals and logs: the message is cut to a
+    bearable length, and a character that prints nothing is shown by its number.
+    """
 
     kind = "checkpoint_error"
+
+    def __init__(self, message: str):
+        super().__init__(_legible(message))
+
+
+_MAX_MESSAGE = 2000  # characters
+
+
+def _legible(message: str) -> str:
+    if len(message) > _MAX_MESSAGE:
+        message = message[: _MAX_MESSAGE - 3] + "..."
+    if message.isprintable():
+        return message
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in message
+    )
 
 
 class QueueFull(DFlashError):

@@ -31,6 +31,17 @@ class RowProgress:
     error_kind: str | None = None  # only with finish == "error": a kind of dflash_core.errors
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each of ``tokens``, if the row asked
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first token: of the prompt's second and on
+    num_first: int = 0  # leading ``tokens`` that reading the prompt gave, before any round
+    cached_tokens: int = 0  # once: of a fresh row's prompt, those that a saved state stood for
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCounts:
+    """What rows that began to be read found saved."""
+
+    queried: int  # their tokens
+    found: int  # of them, those that need not be read
+    num_bytes: int  # held by the target now
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +56,4 @@ class RoundReport:
     prefilling_rows: int  # rows not yet in a round
     prefilled_tokens: int = 0  # prompt tokens run in this step
     seconds: dict[str, float] = field(default_factory=dict)  # by phase: prefill, draft, verify, commit
+    prefixes: PrefixCounts | None = None  # None where prefixes are not reused

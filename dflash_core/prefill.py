@@ -12,6 +12,7 @@ import numpy as np
 from dflash_core.constraint import unconstrained
 from dflash_core.events import TokenLogprobs
 from dflash_core.logprobs import Asked, unpack
+from dflash_core.prefixes import Prefixes, Snapshot
 from dflash_core.protocols import Drafter, FeatureBlock
 from dflash_core.request import RowId, WindowId
 from dflash_core.row import Row
@@ -32,14 +33,25 @@ class Prefilled:
     is_finite: bool
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the first token, if the row asked
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    cached_tokens: int = 0  # of a fresh row's, those that a saved prefix stood for
 
 
 class PrefillBatch:
     """At most ``max_rows`` rows, prefilled together with a chunk of tokens per step."""
 
-    def __init__(self, window_id: WindowId, target: Target, drafter: Drafter, *, max_rows: int, chunk: int):
+    def __init__(
+        self,
+        window_id: WindowId,
+        target: Target,
+        drafter: Drafter,
+        *,
+        max_rows: int,
+        chunk: int,
+        prefixes: Prefixes | None = None,
+    ):
         self._window_id, self._target, self._drafter = window_id, target, drafter
         self._chunk = chunk
+        self._prefixes = prefixes
         self.max_rows = max_rows
         self.rows: list[Row | None] = [None]
         self.caches: RowCaches = target.new_caches(1, bucket_capacity(chunk))
@@ -47,6 +59,9 @@ class PrefillBatch:
         self._sampling: SamplingArrays | None = None
         # Numbers [T, 1 + 2N] of prompts, chunk by chunk; on the device until the row is done.
         self._prompt_numbers: dict[RowId, list[mx.array]] = {}
+        # What rows read so far are to leave behind, once they are known to be finite.
+        self._snapshots: dict[RowId, list[Snapshot]] = {}
+        self._began: dict[RowId, int] = {}  # the length that a saved prefix gave each
 
     @property
     def num_rows(self) -> int:
@@ -63,6 +78,8 @@ class PrefillBatch:
         self.rows[slot] = row
         self.caches.reset(slot)
         self._sampling = None
+        if self._prefixes is not None:
+            self._began[row.row_id] = self._prefixes.begin(self._window_id, row, self.caches, slot)
 
     def remove(self, row_id: RowId) -> bool:
         """Free a row's slot; whether it was here."""
@@ -76,6 +93,8 @@ class PrefillBatch:
         row = self.rows[slot]
         if row is not None:
             self._prompt_numbers.pop(row.row_id, None)
+            self._snapshots.pop(row.row_id, None)
+            self._began.pop(row.row_id, None)
         self.rows[slot] = None
         self.caches.lengths[slot] = 0
 
@@ -85,9 +104,11 @@ class PrefillBatch:
         Returns the number of prompt tokens read and the rows whose prompt is read whole; the caller
         copies each out and then calls ``release``. Blocks only if there are such rows.
         """
-        remaining = np.array([self._remaining(slot) for slot in range(len(self.rows))], dtype=np.int32)
-        width = min(self._chunk, max(_SMALLEST_CHUNK, bucket_rows(int(remaining.max(initial=0)))))
-        counts = np.minimum(remaining, width)
+        slots = range(len(self.rows))
+        to_stop = np.array([self._to_stop(slot) for slot in slots], dtype=np.int32)
+        width = min(self._chunk, max(_SMALLEST_CHUNK, bucket_rows(int(to_stop.max(initial=0)))))
+        counts = np.minimum(to_stop, width)
+        is_last = np.array([self._remaining(slot) <= counts[slot] for slot in slots])
         tokens = np.zeros((len(self.rows), width), dtype=np.int32)
         starts = self.caches.lengths.copy()
         for slot, row in enumerate(self.rows):
@@ -98,13 +119,31 @@ class PrefillBatch:
             sampled = [None if row is None else row.sampled() for row in self.rows]
             self._sampling = pack(sampled, self._target.vocab_size)
         scoring = self._scoring(starts, width)
-        sampling = self._constrained(self._sampling, remaining <= counts)
+        sampling = self._constrained(self._sampling, is_last)
         verdict = self._target.prefill(self.caches, tokens, counts, sampling, scoring)
         if scoring is not None:
             self._keep_numbers(scoring.asked, verdict, counts)
         row_ids = tuple(None if row is None else row.row_id for row in self.rows)
         self._drafter.extend(self._window_id, FeatureBlock(row_ids, starts, counts, verdict.features))
+        self._take_snapshots()
         return int(counts.sum()), self._finished(verdict)
+
+    def _take_snapshots(self) -> None:
+        """Of the rows that stand where their request wants it; their last chunk need not be done."""
+        if self._prefixes is None:
+            return
+        for slot, row in enumerate(self.rows):
+            length = int(self.caches.lengths[slot])
+            if row is not None and self._prefixes.is_wanted(row.request, self._began[row.row_id], length):
+                snapshot = self._prefixes.take(self._window_id, row.row_id, self.caches, slot)
+                if snapshot is not None:
+                    self._snapshots.setdefault(row.row_id, []).append(snapshot)
+
+    def keep_snapshots(self, row: Row) -> None:
+        """The row was read whole and is finite: what was saved of it on the way may be used."""
+        for snapshot in self._snapshots.pop(row.row_id, ()):
+            assert self._prefixes is not None
+            self._prefixes.keep(row.request.tokens, snapshot)
 
     def _constrained(self, sampling: SamplingArrays, is_last: np.ndarray) -> SamplingArrays:
         """With what grammars allow as first token, for rows whose chunk ``is_last`` [B]."""
@@ -133,6 +172,7 @@ class PrefillBatch:
                 bool(outcome.is_finite[slot]),
                 outcome.logprobs(slot, row.request, 1),
                 self._prompt_logprobs(row),
+                self._num_cached(row),
             )
             for slot, row in done
         ]
@@ -183,6 +223,19 @@ class PrefillBatch:
         if self.num_rows == 0 and (len(self.rows) > 1 or self.caches.capacity > self._first_capacity):
             self.rows = [None]
             self.caches = self._target.new_caches(1, self._first_capacity)
+
+    def _num_cached(self, row: Row) -> int:
+        """None of a row that goes on here: its prompt had been read elsewhere before."""
+        is_fresh = row.prompt_length == len(row.request.tokens)
+        return self._began.get(row.row_id, 0) if is_fresh else 0
+
+    def _to_stop(self, slot: int) -> int:
+        """Tokens to the prompt's end, or to the next place where the row is to be saved."""
+        row = self.rows[slot]
+        if row is None or self._prefixes is None:
+            return self._remaining(slot)
+        length = int(self.caches.lengths[slot])
+        return self._prefixes.next_stop(row.request, self._began[row.row_id], length) - length
 
     def _remaining(self, slot: int) -> int:
         row = self.rows[slot]

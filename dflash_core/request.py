@@ -52,4 +52,5 @@ class RowRequest:
     prompt_length: int | None = None  # where the prompt ends in ``tokens``; None: all of it
     num_top_logprobs: int | None = None  # likeliest tokens to report with each; None: no log-probabilities
     wants_prompt_logprobs: bool = False  # those of the prompt too, as many
+    save_at: tuple[int, ...] = ()  # lengths of ``tokens`` at which to save the state, if prefixes are reused
     grammar: str | None = None  # what the answer must be, in llguidance's own form; see text/grammar.py

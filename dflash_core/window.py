@@ -18,6 +18,7 @@ from dflash_core.context import CONTEXT_POLICIES
 from dflash_core.errors import ContextLengthExceeded, DFlashError, InvalidRequest, RowFailed
 from dflash_core.events import RoundReport, RowProgress
 from dflash_core.prefill import PrefillBatch, Prefilled
+from dflash_core.prefixes import Prefixes
 from dflash_core.processors import check_wishes
 from dflash_core.protocols import Drafter, Drafts, FeatureBlock
 from dflash_core.request import RowId, RowRequest, WindowId
@@ -60,14 +61,28 @@ class _Begun:
 class Window:
     """A set of rows and their state."""
 
-    def __init__(self, window_id: WindowId, target: Target, drafter: Drafter, policy: WindowPolicy):
+    def __init__(
+        self,
+        window_id: WindowId,
+        target: Target,
+        drafter: Drafter,
+        policy: WindowPolicy,
+        prefixes: Prefixes | None = None,
+    ):
+        """``prefixes``, over this target and drafter, saves and finds states; None: all prompts are read."""
         self.window_id = window_id
         self.target, self.drafter, self.policy = target, drafter, policy
+        self._prefixes = prefixes
         self.rows: list[Row | None] = [None]
         self.caches = target.new_caches(1, 1)
         self._queue: deque[Row] = deque()
         self._prefill = PrefillBatch(
-            window_id, target, drafter, max_rows=policy.prefill_rows, chunk=policy.prefill_chunk
+            window_id,
+            target,
+            drafter,
+            max_rows=policy.prefill_rows,
+            chunk=policy.prefill_chunk,
+            prefixes=prefixes,
         )
         self._waiting = WaitingFeatures(1, target.feature_size, target.feature_dtype)
         # Length of each slot's drafter context with its waiting features; under the per-row context
@@ -246,6 +261,7 @@ class Window:
         accepted = int(outcome.accepted[slot])
         tokens, reason = row.commit(tuple(outcome.chosen[slot, : accepted + 1].tolist()))
         if reason is not None:
+            self._save_turn(slot, row)
             self._vacate(slot, scrub=False)
         walked = int(outcome.walked[slot])
         logprobs = outcome.logprobs(slot, row.request, len(tokens))
@@ -274,6 +290,7 @@ class Window:
             self._prefill.release(done.slot, scrub=True)
             self.drafter.drop(self.window_id, (row.row_id,))
             return _failed(row, 0)
+        self._prefill.keep_snapshots(row)
         if row.failure is not None:
             self._prefill.release(done.slot, scrub=False)
             self.drafter.drop(self.window_id, (row.row_id,))
@@ -284,8 +301,18 @@ class Window:
         else:
             self.drafter.drop(self.window_id, (row.row_id,))
         self._prefill.release(done.slot, scrub=False)
-        first = RowProgress(row.row_id, tokens, 0, 0, 0, reason)
-        return replace(first, logprobs=done.logprobs, prompt_logprobs=done.prompt_logprobs)
+        return RowProgress(
+            row.row_id,
+            tokens,
+            0,
+            0,
+            0,
+            reason,
+            logprobs=done.logprobs,
+            prompt_logprobs=done.prompt_logprobs,
+            cached_tokens=done.cached_tokens,
+            num_first=1,
+        )
 
     def _start_waiting(self) -> None:
         """In order, but for rows whose grammar is still compiled."""
@@ -326,6 +353,22 @@ class Window:
         if scrub:
             self.caches.clear(slot)
 
+    def _save_turn(self, slot: int, row: Row) -> None:
+        """Save a chat's row at its end, unless a stop token cut its block: its state has read more by then.
+
+        Nor is a context that was made for measuring (``context.shared``) the row's own.
+        """
+        if self._prefixes is None or not row.request.save_at:
+            return
+        length, tokens = int(self.caches.lengths[slot]), (*row.request.tokens, *row.emitted)
+        if length > len(tokens) or length != self._context_lengths[slot]:
+            return
+        x, counts = self._waiting.merged()
+        waiting = mx.take(x, mx.array([slot]), axis=0), int(counts[slot])
+        snapshot = self._prefixes.take(self.window_id, row.row_id, self.caches, slot, waiting)
+        if snapshot is not None:
+            self._prefixes.keep(tokens, snapshot)
+
     def _fit_slots(self, num_joining: int) -> None:
         """Grow to hold joining rows; shrink when at most half is live and nobody is about to join."""
         wanted = self.policy.shapes.slots_for(self.num_live + num_joining)
@@ -354,6 +397,7 @@ class Window:
             prefilling_rows=self._prefill.num_rows + len(self._queue),
             prefilled_tokens=begun.num_prefilled,
             seconds={"prefill": begun.prefill_seconds, **seconds},
+            prefixes=None if self._prefixes is None else self._prefixes.take_counts(),
         )
 
 
@@ -379,4 +423,6 @@ def _joined(first: RowProgress | None, played: RowProgress) -> RowProgress:
         tokens=first.tokens + played.tokens,
         logprobs=first.logprobs + played.logprobs,
         prompt_logprobs=first.prompt_logprobs,
+        cached_tokens=first.cached_tokens,
+        num_first=first.num_first,
     )

@@ -50,14 +50,15 @@ def examine(
 def _computing(settings: Settings, options: DoctorOptions) -> Iterator[Finding]:
     """What needs MLX."""
     from deployments.machine import backend, processor
-    from deployments.memory import find_limit, read_pair
+    from deployments.memory import find_limit, read_pair, with_prefixes
 
     yield ok("device", f"{backend()}: {processor()}", device=backend())
     if backend() == "cpu":
         yield trial.check_product(trial.product_ms())
     target, drafter = resolve_pair(settings.target, settings.drafter)
     pair = read_pair(target, drafter, rows=settings.max_rows, max_context=settings.max_context)
-    memory = models.check_memory(pair, find_limit())
+    limit = find_limit()
+    memory = models.check_memory(with_prefixes(pair, settings.wanted_prefix_bytes, limit), limit)
     yield memory
     if options.has_trial and drafter is not None and memory.level != "error":
         yield from _trial(target, drafter, options.trial_s)

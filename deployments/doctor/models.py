@@ -21,7 +21,9 @@ def check_files(settings: Settings) -> Iterator[Finding]:
     try:
         target, drafter = resolve_pair(settings.target, settings.drafter)
         spec = read_target_spec(target)
-        template = Tokenizer.load(target).apply_chat([{"role": "user", "content": "Hello"}])
+        tokenizer = Tokenizer.load(target)
+        tokenizer.require_within(spec.vocab_size)
+        template = tokenizer.apply_chat([{"role": "user", "content": "Hello"}])
     except (CheckpointError, InvalidRequest, OSError, ValueError) as failure:
         yield error("target", str(failure), _CHECKPOINT_REMEDY)
         return

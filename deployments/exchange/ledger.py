@@ -4,11 +4,14 @@ With them a drafter's state can be made again at any time: after its death, an u
 the drafter is known to hold (``confirmed``) is not sent again. ``retention`` bounds what is kept.
 """
 
+from typing import cast
+
 import numpy as np
 
 from deployments.exchange.messages import Piece, RowFeatures
 from deployments.exchange.retention import Retention, RowLedger
 from deployments.exchange.transport import Transport
+from dflash_core.prefixes import SavedContext
 from dflash_core.request import RowId
 
 MERGE_TOKENS = 256  # committed pieces are merged when so many tokens have come together
@@ -51,6 +54,24 @@ class Ledger:
         row.token_bytes = data.nbytes // len(data)
         self._merge(row)
         self._retention.add(row, data.nbytes)
+
+    def save(self, row_id: RowId, length: int) -> SavedContext | None:
+        """All features of a row that has ``length`` of them, in few pieces; None if they are not all here.
+
+        The pieces are shared, not copied: none ever changes. A ref among them keeps its object in the store.
+        """
+        row = self._rows.get(row_id)
+        if row is None or row.is_lost or row.length != length or row.kept_from > 0:
+            return None
+        _join_loose(row)
+        return SavedContext(length, row.num_bytes, tuple(row.pieces))
+
+    def restore(self, row_id: RowId, saved: SavedContext) -> None:
+        """Begin a row with features that ``save`` gave, of which the drafter has none yet."""
+        pieces = list(cast(tuple[Piece, ...], saved.content))
+        token_bytes = saved.num_bytes // saved.length
+        row = self._rows[row_id] = RowLedger(pieces, saved.length, token_bytes=token_bytes)
+        self._retention.add(row, saved.num_bytes)
 
     def missing(self, row_id: RowId) -> RowFeatures:
         """What the drafter lacks of a row.
@@ -95,13 +116,18 @@ class Ledger:
 
     def _merge(self, row: RowLedger) -> None:
         """Join the loose tail into one array once it is long; a round's few tokens would be many pieces."""
-        first_loose = len(row.pieces) - row.loose
-        tail = row.pieces[first_loose:]
+        if sum(piece.count for piece in row.pieces[len(row.pieces) - row.loose :]) >= MERGE_TOKENS:
+            _join_loose(row)
+
+
+def _join_loose(row: RowLedger) -> None:
+    first_loose = len(row.pieces) - row.loose
+    tail = row.pieces[first_loose:]
+    if tail:
+        arrays = [piece.data for piece in tail if isinstance(piece.data, np.ndarray)]
         count = sum(piece.count for piece in tail)
-        if count >= MERGE_TOKENS:
-            arrays = [piece.data for piece in tail if isinstance(piece.data, np.ndarray)]
-            row.pieces[first_loose:] = [Piece(tail[0].start, count, np.concatenate(arrays))]
-            row.loose = 0
+        row.pieces[first_loose:] = [Piece(tail[0].start, count, np.concatenate(arrays))]
+        row.loose = 0
 
 
 def _without_head(piece: Piece, cut: int) -> Piece:

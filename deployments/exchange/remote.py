@@ -19,6 +19,7 @@ from deployments.exchange.messages import DraftCall, DraftReply
 from deployments.exchange.patience import Patience
 from deployments.exchange.retention import Retention
 from deployments.exchange.transport import Transport, dtype_name, to_wire
+from dflash_core.prefixes import SavedContext
 from dflash_core.protocols import Drafts, FeatureBlock, PendingDrafts, Ready
 from dflash_core.request import RowId, WindowId
 
@@ -135,6 +136,14 @@ class RemoteDrafter:
         asked = _Asked(self, window, call, self.patience.limit_s(_shape(call), _news(call)))
         asked.send(self._start(self._link.draft(call, self.transport.is_by_reference(call))))
         return asked
+
+    def save(self, window_id: WindowId, row_id: RowId, length: int) -> SavedContext | None:
+        """The row's features, from which a drafter makes its context; None if some were let go."""
+        return self._window(window_id).ledger.save(row_id, length)
+
+    def restore(self, window_id: WindowId, row_id: RowId, saved: SavedContext) -> None:
+        """Keep a row's saved features; they travel with its first draft."""
+        self._window(window_id).ledger.restore(row_id, saved)
 
     def drop(self, window_id: WindowId, row_ids: tuple[RowId, ...]) -> None:
         """Let go of rows; the next draft does not name them, so the drafter lets go as well."""

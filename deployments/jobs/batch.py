@@ -60,7 +60,8 @@ def play(options: BatchOptions, application: AbstractContextManager[where.Applic
         if tally.num_done < found.num_lines:
             with application as running:
                 _say(
-                    f"{found.num_lines - len(finished)} rows to {running.url}, {options.in_flight} in flight"
+                    f"{found.num_lines - len(finished)} rows to {without_secrets(running.url)}, "
+                    f"{options.in_flight} in flight"
                 )
                 is_complete = _run(options, running, finished, journal, tally)
         if is_complete:
@@ -100,6 +101,13 @@ def _conclude(tally: Tally, output: str, is_complete: bool) -> int:
         return 1
     _say(f"all {tally.num_lines} rows are answered, in {output}")
     return 0
+
+
+def without_secrets(url: str) -> str:
+    """The address for a log: a name and a password may be part of it."""
+    scheme, separator, rest = url.rpartition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
 
 
 def _say(message: str) -> None:

@@ -2,8 +2,9 @@
 
 import contextlib
 import os
+import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -40,9 +41,19 @@ def is_gzip(path: str) -> bool:
 
 @contextmanager
 def open_input(path: str) -> Iterator[IO[bytes]]:
-    """Open for reading, decompressed by the name's ending (``.gz``, ``.bz2``, ``.xz``). Raises OSError."""
-    file_system(path)
-    with fsspec.open(path, "rb", compression="infer") as stream:
+    """Open for reading, decompressed by the name's ending (``.gz``, ``.bz2``, ``.xz``).
+
+    Raises OSError, InvalidRequest for what is not packed as its name says, or is no file: pipes and devices
+    have no end that can be relied on, and are not read twice.
+    """
+    local = local_path(path)
+    if local is not None and local.exists() and not local.is_file() and not local.is_dir():
+        raise InvalidRequest(f"{path}: no plain file")
+    with ExitStack() as opened:
+        try:
+            stream = opened.enter_context(fsspec.open(path, "rb", compression="infer"))
+        except (ValueError, zipfile.BadZipFile) as error:
+            raise InvalidRequest(f"{path}: is not packed as its name says: {error}") from None
         yield cast(IO[bytes], stream)
 
 

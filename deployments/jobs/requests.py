@@ -6,13 +6,17 @@ import lzma
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from deployments.jobs.files import open_input
+from deployments.jobs.lines import LineTooLong, bounded_lines, is_nested_deeper
 from dflash_core.errors import InvalidRequest
 
 CHAT_URL = "/v1/chat/completions"
 URLS = (CHAT_URL, "/v1/completions")
+
+T = TypeVar("T")
+_MAX_SHOWN = 100  # characters of a custom_id in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +48,16 @@ def read_lines(path: str) -> Iterator[Line]:
     Raises OSError if there is no such file, InvalidRequest if it is compressed and broken.
     """
     with open_input(path) as stream:
-        for number, line in enumerate(_unpacked(stream, path), start=1):
+        for number, line in enumerate(_unpacked(bounded_lines(stream), path), start=1):
+            if isinstance(line, LineTooLong):
+                yield BadLine(number, None, "line_too_long", f"line {number} is {line}")
+                continue
             text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             if text.strip():
                 yield parse_line(text, number)
 
 
-def _unpacked(lines: Iterable[bytes], path: str) -> Iterator[bytes]:
+def _unpacked(lines: Iterable[T], path: str) -> Iterator[T]:
     try:
         yield from lines
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
@@ -65,6 +72,8 @@ def parse_line(text: bytes, number: int) -> Line:
         return BadLine(number, None, "invalid_json_line", f"line {number} is not JSON: {error}")
     if not isinstance(entry, dict):
         return BadLine(number, None, "invalid_json_line", f"line {number} is not a JSON object")
+    if is_nested_deeper(entry):
+        return BadLine(number, None, "invalid_json_line", f"line {number} is nested too deeply")
     custom_id = entry.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
         return BadLine(number, None, "missing_custom_id", f"line {number} has no custom_id, a string")
@@ -102,7 +111,7 @@ def survey(path: str) -> Survey:
         if line.custom_id in seen:
             raise InvalidRequest(
                 f"{path}: lines {seen[line.custom_id]} and {line.number} have the same custom_id "
-                f"{line.custom_id!r}"
+                f"{line.custom_id[:_MAX_SHOWN]!r}"
             )
         seen[line.custom_id] = line.number
     if num_lines == 0:

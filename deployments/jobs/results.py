@@ -62,6 +62,10 @@ def of_document(document: dict[str, Any]) -> Result:
         raise ValueError("not a batch result") from None
     if not isinstance(custom_id, str | None):
         raise ValueError("not a batch result: its custom_id is no string")
+    if not isinstance(error, dict | None) or (
+        error is not None and not isinstance(error.get("line"), int | None)
+    ):
+        raise ValueError("not a batch result: its error is none of ours")
     return Result(custom_id, is_answered, document)
 
 

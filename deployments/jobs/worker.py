@@ -142,6 +142,6 @@ def say(message: str) -> None:
 
 def _decoded(content: bytes, name: str) -> str:
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{name}: not UTF-8 (byte {error.start})") from None

@@ -106,7 +106,7 @@ class Answer:
             case TextTokens():
                 # Text held back leaves a round with nothing to show, unless numbers were asked for.
                 delivery = self._generation.delivery
-                wants_numbers = delivery.return_token_ids or delivery.continuous_usage
+                wants_numbers = delivery.return_token_ids or delivery.continuous_usage or delivery.rounds
                 return bool(choice.heard) or wants_numbers or bool(event.logprobs)
             case Ended():
                 return True

@@ -4,12 +4,14 @@
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 Schema = Any  # an object, true or false
 ALL_KINDS = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
+_BRANCHING = frozenset({"$ref", "anyOf", "oneOf"})
 _MAX_DEPTH = 16  # of references and alternatives
+_MAX_BRANCHES = 64
 
 
 def kinds(schema: Schema, root: Schema) -> frozenset[str]:
@@ -20,27 +22,31 @@ def kinds(schema: Schema, root: Schema) -> frozenset[str]:
     return allowed
 
 
-def branches(schema: Schema, root: Schema, depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    """The alternatives of a schema, references followed; one that nests too deeply allows anything.
+def branches(schema: Schema, root: Schema) -> list[Mapping[str, Any]]:
+    """The alternatives of a schema, references followed; a schema with too many of them allows anything.
 
     Raises ``ValueError`` where there is something else than a schema.
     """
-    if not isinstance(schema, Mapping | bool):
-        raise ValueError(f"{str(schema)[:64]!r} is no schema")
-    if schema is False:
-        return
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        yield {}
-        return
-    rest = {key: value for key, value in schema.items() if key not in ("$ref", "anyOf", "oneOf")}
-    inner: list[Schema] = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
-    if "$ref" in schema:
-        inner.append(_referred(schema["$ref"], root))
-    if not inner:
-        yield schema
-    for part in inner:
-        for branch in branches(part, root, depth + 1):
-            yield {**rest, **branch}
+    found: list[Mapping[str, Any]] = []
+    rest: list[tuple[Schema, Mapping[str, Any], int]] = [(schema, {}, 0)]
+    while rest:
+        part, outer, depth = rest.pop()
+        if not isinstance(part, Mapping | bool):
+            raise ValueError(f"{str(part)[:64]!r} is no schema")
+        if depth > _MAX_DEPTH or len(found) + len(rest) > _MAX_BRANCHES:
+            return [{}]
+        if isinstance(part, bool):
+            found += [outer] if part else []
+            continue
+        inner = [*part.get("anyOf", ()), *part.get("oneOf", ())]
+        if "$ref" in part:
+            inner.append(_referred(part["$ref"], root))
+        own = {**outer, **{key: value for key, value in part.items() if key not in _BRANCHING}}
+        if inner:
+            rest += [(one, own, depth + 1) for one in reversed(inner)]
+        else:
+            found.append(own)
+    return found
 
 
 def _own_kinds(schema: Mapping[str, Any]) -> frozenset[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from deployments.generation import Ended, Generation, TextTokens, Tokenizer, Usage
 from deployments.openai.logprobs import ChatLogprobs, CompletionLogprobs
+from deployments.openai.rounds import round_json
 from deployments.openai.speech import Said, Speech
 from dflash_core.events import TokenLogprobs
 
@@ -42,6 +43,7 @@ class Choice:
     _said: list[Said] = field(default_factory=list[Said])
     _token_ids: list[int] = field(default_factory=list[int])
     _numbers: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    _rounds: list[Json] = field(default_factory=list[Json])  # of those who ask
     _prompt_numbers: tuple[TokenLogprobs, ...] = ()
     _has_prompt_ids: bool = False  # whether they are out
 
@@ -54,6 +56,9 @@ class Choice:
                 self._token_ids.extend(event.token_ids)
                 self._numbers.extend(event.logprobs)
                 self._prompt_numbers = self._prompt_numbers or event.prompt_logprobs
+                played = self._round(event)
+                if played is not None and not self.generation.delivery.stream:
+                    self._rounds.append(played)
             case Ended():
                 self.heard = self.speech.finish()
                 self.ended = event
@@ -63,7 +68,8 @@ class Choice:
         """The choice of a whole answer."""
         said = Said.joined([Said(self.generation.echo or ""), *self._said])
         told = self._tell(tuple(self._token_ids), tuple(self._numbers), has_prompt=True)
-        return self._entry(self.dialect.whole(said) | self._finish(), tuple(self._token_ids), told)
+        entry = self._entry(self.dialect.whole(said) | self._finish(), tuple(self._token_ids), told)
+        return entry | ({"dflash": {"rounds": self._rounds}} if self.generation.delivery.rounds else {})
 
     def opening(self) -> list[Json]:
         """What a stream begins with, before the first text; known once the first event is added."""
@@ -78,7 +84,12 @@ class Choice:
     def delta(self, event: TextTokens) -> Json:
         """What a stream says of an event."""
         told = self._tell(event.token_ids, event.logprobs, has_prompt=False)
-        return self._entry(self.dialect.delta(self.heard), event.token_ids, told)
+        entry = self._entry(self.dialect.delta(self.heard), event.token_ids, told)
+        played = self._round(event)
+        return entry | ({} if played is None else {"dflash": played})
+
+    def _round(self, event: TextTokens) -> Json | None:
+        return round_json(event, self.generation.row_id(self.index))
 
     def rest(self) -> Json:
         """What a stream says of text that was held back to the end; its tokens are out."""

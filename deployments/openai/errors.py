@@ -91,6 +91,7 @@ _ROWS: Mapping[str, tuple[int, str]] = {
 }
 
 _RETRY_AFTER_S = 5.0
+_MAX_MESSAGE, _MAX_PARAM = 1000, 200  # characters
 
 
 def is_fault(error: Exception) -> bool:
@@ -106,8 +107,13 @@ def failure_of(error: Exception, request_id: str) -> Failure:
     status, type_ = _ROWS[error.kind]
     param, code = None, error.kind
     if isinstance(error, InvalidRequest):
-        param, code = error.param, error.code
-    return Failure(status, _body(str(error), type_, param, code), _headers(error))
+        param, code = error.param and _short(error.param, _MAX_PARAM), error.code
+    return Failure(status, _body(_short(str(error), _MAX_MESSAGE), type_, param, code), _headers(error))
+
+
+def _short(text: str, most: int) -> str:
+    """What a client wrote may be in the text, megabytes of it, and is not sent back whole."""
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _body(message: str, type_: str, param: str | None, code: str) -> ErrorBody:

@@ -57,9 +57,9 @@ def ignored_fields(extra: Mapping[str, object]) -> tuple[str, ...]:
     for name, value in extra.items():
         if name in _UNSUPPORTED:
             refuse(name, value, _UNSUPPORTED[name])
-        elif name not in _SILENT:
-            unknown.append(quote(name, safe="")[:_MAX_NAME])
-    return tuple(unknown[:_MAX_NAMES])
+        elif name not in _SILENT and len(unknown) < _MAX_NAMES:  # of a million names few are quoted
+            unknown.append(quote(name[:_MAX_NAME], safe="")[:_MAX_NAME])
+    return tuple(unknown)
 
 
 def refuse(name: str, value: object, neutral: tuple[object, ...], reason: str = "") -> None:

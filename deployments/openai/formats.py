@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
+from dflash_core.text.grammar import MAX_GRAMMAR_BYTES
+
 Json = dict[str, Any]
 
 
@@ -77,11 +79,11 @@ SchemaOrText = Annotated[
     ),
 ]
 Choices = Annotated[list[str], Field(min_length=1, max_length=10_000, fail_fast=True)]
-Pattern = Annotated[str, Field(min_length=1)]
+Pattern = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
 
 
 class StructuredOutputs(_Strict):
-    """vLLM's field: one of these. Grammars are llguidance's Lark, or GBNF."""
+    """vLLM's field: one of these. Grammars are llguidance's Lark, its JSON that bundles several, or GBNF."""
 
     json_: Annotated[SchemaOrText | None, Field(alias="json")] = None
     regex: Pattern | None = None

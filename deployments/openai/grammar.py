@@ -38,10 +38,11 @@ def grammar_of(
 def _bundle(structure: Structure, thoughts: Sequence[str] = (), calls: Sequence[str] = ()) -> str:
     """A structured answer, behind thoughts; where the model may call instead, that or calls."""
     if not thoughts and not calls:
-        return json.dumps({"grammars": [structure.grammar]})
+        return json.dumps({"grammars": structure.grammars})
     start = f"start: {'thoughts ' if thoughts else ''}{'(calls | @answer)' if calls else '@answer'}"
     main = "\n".join([start, *thoughts, *calls])
-    return json.dumps({"grammars": [{"lark_grammar": main}, {"name": "answer", **structure.grammar}]})
+    answer, *others = structure.grammars
+    return json.dumps({"grammars": [{"lark_grammar": main}, {**answer, "name": "answer"}, *others]})
 
 
 def _thoughts(prompt_ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _REQUEST_ID = "dflash.request_id"
 _CLIENT = "dflash.client"
-_UNSAFE = re.compile(r"[^A-Za-z0-9._:-]+")
+_UNSAFE = re.compile(rb"[^A-Za-z0-9._:-]+")
 _MAX_REQUEST_ID = 128
 
 
@@ -39,6 +39,11 @@ def client_of(scope: Scope) -> str:
     """
     address: tuple[str, int] | None = scope.get("client")
     return scope.get(_CLIENT) or (address[0] if address else "")
+
+
+def cleaned_request_id(value: bytes) -> bytes:
+    """What stays of a client's id in logs and headers; empty if nothing does."""
+    return _UNSAFE.sub(b"", value)[:_MAX_REQUEST_ID]
 
 
 def failure_response(error: Exception, scope: Scope) -> Response:
@@ -65,8 +70,8 @@ class RequestContext:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        asked = _UNSAFE.sub("", Headers(scope=scope).get("x-request-id", ""))[:_MAX_REQUEST_ID]
-        request_id = scope[_REQUEST_ID] = asked or uuid.uuid4().hex
+        asked = cleaned_request_id(Headers(scope=scope).get("x-request-id", "").encode("latin-1"))
+        request_id = scope[_REQUEST_ID] = asked.decode() or uuid.uuid4().hex
         account = self._watch.open(scope["method"], _path(scope), request_id, _trace_headers(scope))
         status = None
 

@@ -1,6 +1,6 @@
 """Bytes of a body to a schema, every mistake an ``InvalidRequest`` that names its field."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -11,8 +11,18 @@ from dflash_core.errors import InvalidRequest
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
-def check_content_type(value: str | None) -> None:
-    """Refuse what is not JSON. Forms and plain text are what a foreign web page could post unasked."""
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Refuse what is not JSON, or packed: a few bytes can unpack to any number of them."""
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise InvalidRequest(
+            "The body must not be compressed: leave 'content-encoding' out.", code="invalid_content_encoding"
+        )
+    _check_content_type(headers.get("content-type"))
+
+
+def _check_content_type(value: str | None) -> None:
+    # Forms and plain text are what a foreign web page could post unasked.
     if value is None:
         return
     media_type = value.partition(";")[0].strip().lower()

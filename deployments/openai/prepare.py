@@ -7,6 +7,7 @@ import secrets
 import uuid
 from collections.abc import Mapping
 
+from deployments.boundaries import places_to_save
 from deployments.generation import Backend, Delivery, Generation, GenerationId, ModelCard, SamplingDefaults
 from deployments.openai.conversation import render
 from deployments.openai.errors import ModelNotFound
@@ -53,11 +54,13 @@ def prepare(request: GenerationRequest, backend: Backend, limits: Limits, reques
             include_usage=bool(options and options.include_usage),
             continuous_usage=bool(options and options.continuous_usage_stats),
             return_token_ids=bool(request.return_token_ids),
+            rounds=bool(request.dflash and request.dflash.rounds),
         ),
         request_id=request_id,
         num_choices=num_choices,
         num_top_logprobs=num_top,
         echo=echo,
+        save_at=places_to_save(prompt_ids, card.message_opener),
         grammar=grammar,
         grammar_param=grammar_param,
     )

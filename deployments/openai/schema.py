@@ -134,6 +134,16 @@ class StreamOptions(_Strict):
     continuous_usage_stats: bool | None = None
 
 
+class OwnOptions(_Strict):
+    """What no other server has."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    rounds: Annotated[bool, Field(description="tell what each round drafted, walked and accepted")] | None = (
+        None
+    )
+
+
 def _is_one_stop(value: object) -> str | None:
     return "<one>" if isinstance(value, str) else "<many>" if isinstance(value, list) else None
 
@@ -179,6 +189,7 @@ class GenerationRequest(_Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    dflash: OwnOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: SchemaOrText | None = None

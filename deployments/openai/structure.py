@@ -14,16 +14,16 @@ from deployments.openai.schema import GenerationRequest
 from dflash_core.errors import InvalidRequest
 
 ANY_OBJECT: Json = {"type": "object"}
-# Between JSON's tokens; enough for deep indentation, and a model cannot lose itself in it.
-_SPACE = r"[ \n\r\t]{1,64}"
+# Between JSON's tokens, besides none: what people write, and nothing that a model could lose itself in.
+_SPACE = r"( |\r?\n[ \t]{0,40})"
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A grammar in llguidance's own words: ``{"json_schema": ...}`` or ``{"lark_grammar": ...}``."""
+    """Grammars in llguidance's own words: ``{"json_schema": ...}`` or ``{"lark_grammar": ...}``."""
 
     param: str  # the field of the request that asks for it
-    grammar: Json
+    grammars: list[Json]  # the first is the answer's, and may use the others by name
 
 
 def structure_of(request: GenerationRequest) -> Structure | None:
@@ -34,13 +34,17 @@ def structure_of(request: GenerationRequest) -> Structure | None:
         raise InvalidRequest(f"Give only one of {names}.", param=asked[1][0], code="invalid_value")
     for param, write in asked:
         try:
-            return Structure(param, write())
+            written = write()
+            return Structure(param, written if isinstance(written, list) else [written])
         except Exception as error:  # a converter of somebody else's, fed with whatever a client wrote
             raise InvalidRequest(f"Invalid '{param}': {error}.", param=param, code="invalid_value") from None
     return None
 
 
-def _asked(request: GenerationRequest) -> Iterator[tuple[str, Callable[[], Json]]]:
+_Writer = Callable[[], Json | list[Json]]
+
+
+def _asked(request: GenerationRequest) -> Iterator[tuple[str, _Writer]]:
     match request.response_format:
         case JsonObjectFormat():
             yield "response_format", lambda: json_part(ANY_OBJECT)
@@ -64,7 +68,7 @@ def _asked(request: GenerationRequest) -> Iterator[tuple[str, Callable[[], Json]
 
 def _vllm(
     prefix: str, schema: str | Json | None, regex: str | None, choice: list[str] | None, grammar: str | None
-) -> Iterator[tuple[str, Callable[[], Json]]]:
+) -> Iterator[tuple[str, _Writer]]:
     if schema is not None:
         yield f"{prefix}json", lambda: json_part(as_schema(schema))
     if regex is not None:
@@ -72,12 +76,22 @@ def _vllm(
     if choice is not None:
         yield f"{prefix}choice", lambda: choice_part(choice)
     if grammar is not None:
-        yield f"{prefix}grammar", lambda: {"lark_grammar": any_to_lark(grammar)}
+        yield f"{prefix}grammar", lambda: grammar_parts(grammar)
 
 
 def json_part(schema: Json) -> Json:
     """JSON that a schema describes."""
     return {"json_schema": {**schema, "x-guidance": {"whitespace_pattern": _SPACE}}}
+
+
+def grammar_parts(grammar: str) -> Json | list[Json]:
+    """A grammar as it was written: several in llguidance's JSON, or one in Lark or GBNF."""
+    if grammar.lstrip().startswith("{"):
+        parts = as_schema(grammar).get("grammars")
+        if not isinstance(parts, list) or not parts:
+            raise ValueError("its JSON should have a list of 'grammars'")
+        return parts
+    return {"lark_grammar": any_to_lark(grammar)}
 
 
 def regex_part(regex: str) -> Json:

@@ -59,6 +59,7 @@ class RemoteRow:
             last.finish,
             logprobs=last.logprobs,
             prompt_logprobs=last.prompt_logprobs,
+            cached_tokens=event.usage.cached_tokens,
         )
 
     def _progress(self, message: pb.Tokens, finish: FinishReason | None = None) -> RowProgress:

@@ -23,6 +23,8 @@ def spec_of(request: RowRequest, model: str) -> pb.GenerationSpec:
     )
     if continued:
         spec.continued = continued
+    if request.grammar is not None:
+        spec.structure.grammar = request.grammar
     if request.num_top_logprobs is not None:
         top, prompt = request.num_top_logprobs, request.wants_prompt_logprobs
         spec.logprobs.CopyFrom(pb.Logprobs(top=top, prompt=prompt))

@@ -1,5 +1,6 @@
 """The way in, for both contracts: who may call, how large a request may be, and what it becomes."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ray.serve.grpc_util import RayServegRPCContext
@@ -28,8 +29,12 @@ class Entrance:
             raise PayloadTooLarge(f"The request has {num_bytes} bytes; the limit is {self._max_bytes}.")
 
     async def prepare(
-        self, request: GenerationRequest, num_bytes: int, context: RayServegRPCContext
+        self,
+        request: GenerationRequest,
+        num_bytes: int,
+        context: RayServegRPCContext,
+        amend: Callable[[Generation], Generation] = lambda generation: generation,
     ) -> Generation:
-        """Fill in and check what needs the model."""
-        generation = await self._preparer.prepare(request, num_bytes, request_id_of(context))
+        """Fill in and check what needs the model; ``amend`` adds what the request has no field for."""
+        generation = await self._preparer.prepare(request, num_bytes, request_id_of(context), amend)
         return replace(generation, client=self._access.check(context))

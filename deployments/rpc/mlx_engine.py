@@ -6,7 +6,6 @@ module is imported only where that is installed.
 """
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -22,6 +21,8 @@ from deployments.rpc.entrance import Entrance
 from deployments.rpc.mlx_messages import common, pb
 from deployments.rpc.status import Aborted
 from deployments.rpc.tokenizer_files import archive
+from dflash_core.checkpoints.fields import Fields
+from dflash_core.checkpoints.json_file import read_config
 from dflash_core.errors import InvalidRequest
 
 _PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
@@ -73,7 +74,8 @@ class MlxEngine:
         """What a gateway must know of the model; its name stands for its path."""
         self._entrance.check(context)
         card, tokenizer = self._backend.model_card, self._backend.tokenizer
-        config = json.loads((self._find_target() / "config.json").read_text(encoding="utf-8"))
+        folder = self._find_target()
+        config = Fields(read_config(folder), str(folder))
         return pb.GetModelInfoResponse(
             model_path=card.names[0],
             served_model_name=card.names[0],
@@ -81,11 +83,11 @@ class MlxEngine:
             max_context_length=card.max_context,
             max_req_input_len=card.max_context - 1,
             vocab_size=tokenizer.vocab_size,
-            model_type=config.get("model_type", ""),
-            architectures=config.get("architectures") or (),
+            model_type=config.text("model_type") or "",
+            architectures=config.texts("architectures") or (),
             eos_token_ids=sorted(tokenizer.eos_token_ids),
-            pad_token_id=config.get("pad_token_id") or 0,
-            bos_token_id=config.get("bos_token_id") or 0,
+            pad_token_id=_token_id(config, "pad_token_id"),
+            bos_token_id=_token_id(config, "bos_token_id"),
         )
 
     async def server_info(self, context: RayServegRPCContext) -> Any:
@@ -116,6 +118,10 @@ class MlxEngine:
         document = _document(request) | {"model": self._backend.model_card.names[0]}
         parsed = parse_document(document, CompletionRequest)
         return await self._entrance.prepare(parsed, request.ByteSize(), context)
+
+
+def _token_id(config: Fields, key: str) -> int:
+    return config.integer(key, 0, 2**31 - 1) if key in config else 0
 
 
 def _document(request: Any) -> dict[str, object]:

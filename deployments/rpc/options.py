@@ -8,9 +8,9 @@ SMG_PROTO = "smg_grpc_proto"  # the extra "smg"
 OUR_SERVICE = "dflash.v1.DFlashService"
 MLX_SERVICE = "mlx.grpc.engine.MlxEngine"
 
-_OURS = "deployments.rpc.dflash.v1.dflash_pb2_grpc.add_DFlashServiceServicer_to_server"
+_OURS = "deployments.rpc.servicers.add_dflash"
 _HEALTH = "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server"
-_MLX = "deployments.rpc.mlx_messages.add_servicer_to_server"
+_MLX = "deployments.rpc.servicers.add_mlx_engine"
 
 
 def serves_mlx_engine() -> bool:

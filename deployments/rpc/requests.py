@@ -44,6 +44,7 @@ _PATHS: Mapping[str, str] = {
     "min_tokens": "spec.stopping.min_tokens",
     "logprobs": "spec.logprobs.top",
     "top_logprobs": "spec.logprobs.top",
+    "structured_outputs": "spec.structure",
     **{name: f"spec.sampling.{name}" for name in (*_SAMPLING, "logit_bias")},
 }
 
@@ -116,6 +117,8 @@ def _document(spec: pb.GenerationSpec) -> Document:
                 code="invalid_value",
             )
         document |= {"echo": True} if spec.logprobs.prompt else {}
+    if spec.HasField("structure"):
+        document["structured_outputs"] = _structure(spec.structure)
     match kind:
         case "chat":
             document |= _conversation(spec.chat)
@@ -124,6 +127,17 @@ def _document(spec: pb.GenerationSpec) -> Document:
         case _:
             document["prompt"] = spec.text
     return document
+
+
+def _structure(structure: pb.Structure) -> Document:
+    name = structure.WhichOneof("kind")
+    if name is None:
+        raise InvalidRequest(
+            "Invalid 'structured_outputs': give one of 'json', 'regex', 'choice' and 'grammar'.",
+            param="structured_outputs",
+            code="missing_required_parameter",
+        )
+    return {name: list(structure.choice.texts) if name == "choice" else getattr(structure, name)}
 
 
 def _conversation(chat: pb.Conversation) -> Document:

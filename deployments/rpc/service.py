@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from ray.serve.grpc_util import RayServegRPCContext
 
@@ -59,6 +60,7 @@ class DFlashService:
         self._entrance.check(context, num_bytes)
         request = parse(spec)
         try:
-            return continued(await self._entrance.prepare(request, num_bytes, context), spec)
+            amend = partial(continued, spec=spec)
+            return await self._entrance.prepare(request, num_bytes, context, amend)
         except InvalidRequest as error:
             raise in_our_words(error, spec) from None

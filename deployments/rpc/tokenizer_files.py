@@ -40,12 +40,25 @@ class Archive:
 
 @cache
 def archive(folder: Path) -> Archive:
-    """Pack the files of a checkpoint's folder that concern text; no weights. Takes some 100 ms, once."""
+    """Pack the files of a checkpoint's folder that concern text; no weights, and no links that lead out of
+    it. Takes some 100 ms, once."""
     files = {folder / name for name in _NAMES if (folder / name).is_file()}
     files |= {file for pattern in _PATTERNS for file in folder.glob(pattern) if file.is_file()}
+    files = {file for file in files if _is_of(file, folder)}
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
         for file in sorted(files):
             target.write(file, file.name)
     data = packed.getvalue()
     return Archive(data, hashlib.sha256(data).hexdigest())
+
+
+def _is_of(file: Path, folder: Path) -> bool:
+    """Whether a file is the checkpoint's own: a link may lead to anything that this process may read.
+
+    In the hub's cache every file of ``snapshots/REVISION`` is a link into ``blobs`` beside it.
+    """
+    home, found = folder.resolve(), file.resolve()
+    return found.is_relative_to(home) or (
+        home.parent.name == "snapshots" and found.parent == home.parent.parent / "blobs"
+    )

@@ -17,7 +17,7 @@ def fingerprint(config: Mapping[str, object], files: WeightFiles) -> str:
     """
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     for header in files.headers:
-        digest.update(f"{header.path.name} {header.size} {header.digest}".encode())
+        digest.update(f"{header.path.name} {header.size} {header.digest}".encode(errors="surrogateescape"))
         step = max((header.size - header.data_start) // _SAMPLES, 1)
         with header.path.open("rb") as file:
             for offset in range(header.data_start, header.size, step):

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import cast
 
 from dflash_core.checkpoints.fields import is_integer, show
-from dflash_core.checkpoints.json_file import parse_json_object
+from dflash_core.checkpoints.json_file import parse_json_object, require_plain_file
 from dflash_core.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _LFS_POINTER = b"version https://git-lfs"
+_MAX_AXES = 8
+_MAX_LENGTH = 2**31 - 1  # of an axis: what MLX counts with
 _ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
@@ -46,13 +48,13 @@ def read_header(path: Path) -> SafetensorsHeader:
     """Read and check the header of one file.
 
     Raises:
-        CheckpointError: missing, truncated, a Git LFS pointer, a malformed header, or data that does not
-            add up to the file's size.
+        CheckpointError: missing, no plain file, truncated, a Git LFS pointer, a malformed header, or data
+            that does not add up to the file's size.
     """
     try:
+        size = require_plain_file(path)
         with path.open("rb") as file:
             prefix = file.read(len(_LFS_POINTER))
-            size = path.stat().st_size
             length = _header_length(path, prefix, size)
             file.seek(8)
             raw = file.read(length)
@@ -88,6 +90,12 @@ def _parse_entry(path: Path, name: str, value: object) -> tuple[TensorEntry, tup
     if not isinstance(dtype, str) or shape is None or span is None or len(span) != 2:
         raise CheckpointError(
             f'{path}: header entry "{name}" is {show(fields or None)}; expected dtype, shape and data_offsets'
+        )
+    # Before anything is multiplied or printed: a list of a million numbers is a shape too.
+    if len(shape) > _MAX_AXES or max(shape, default=0) > _MAX_LENGTH:
+        raise CheckpointError(
+            f'{path}: tensor "{name}" has shape {show(list(shape))}; expected at most {_MAX_AXES} axes '
+            f"of at most {_MAX_LENGTH}"
         )
     if dtype not in _ITEM_BYTES:
         raise CheckpointError(f'{path}: tensor "{name}" has dtype {show(dtype)}; expected a known dtype')

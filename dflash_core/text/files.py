@@ -1,9 +1,11 @@
 """What a checkpoint's JSON files say about text: end tokens, template sources, template variables."""
 
-import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
+from dflash_core.checkpoints.fields import is_integer, show
+from dflash_core.checkpoints.json_file import read_loose_json, read_plain_text
 from dflash_core.errors import CheckpointError
 
 _TOKEN_VARIABLES = (
@@ -19,31 +21,28 @@ _TOKEN_VARIABLES = (
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; a missing file is an empty one."""
-    if not path.is_file():
-        return {}
-    try:
-        value: object = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: expected a JSON object")
-    return cast(dict[str, Any], value)
+    return read_loose_json(path) if path.exists() else {}
 
 
 def eos_ids(folder: Path, tokenizer_eos: int | None) -> frozenset[int]:
     """Every id that ends a turn: Qwen names different ones in different files, and all of them end it."""
     config = read_json(folder / "config.json")
+    inner = config.get("text_config")
     sources = [
         tokenizer_eos,
         config.get("eos_token_id"),
-        (config.get("text_config") or {}).get("eos_token_id"),
+        cast(dict[str, object], inner).get("eos_token_id") if isinstance(inner, dict) else None,
         read_json(folder / "generation_config.json").get("eos_token_id"),
     ]
-    ids: set[int] = set()
-    for source in sources:
-        values = cast(list[object], source) if isinstance(source, list) else [source]
-        ids.update(value for value in values if isinstance(value, int))
-    return frozenset(ids)
+    return frozenset(token for source in sources for token in _ids(source, folder))
+
+
+def _ids(source: object, folder: Path) -> Iterable[int]:
+    for value in cast(list[object], source) if isinstance(source, list) else [source]:
+        if is_integer(value) and value >= 0:
+            yield value
+        elif value is not None:
+            raise CheckpointError(f'{folder}: "eos_token_id" is {show(source)}; expected token ids')
 
 
 def template_variables(config: dict[str, Any]) -> dict[str, str]:
@@ -61,15 +60,21 @@ def template_variables(config: dict[str, Any]) -> dict[str, str]:
 def template_sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """The chat templates by name; a ``chat_template.jinja`` goes before ``tokenizer_config.json``."""
     file = folder / "chat_template.jinja"
-    source: object = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
+    source: object = read_plain_text(file) if file.exists() else config.get("chat_template")
     if source is None:
         return {}
     if isinstance(source, str):
         return {"default": source}
-    try:
-        named = cast(list[dict[str, str]], source)
-        return {entry["name"]: entry["template"] for entry in named}
-    except (TypeError, KeyError):
+    named = cast(list[object], source) if isinstance(source, list) else []
+    templates: dict[str, str] = {}
+    for entry in named:
+        fields = cast(dict[str, object], entry if isinstance(entry, dict) else {})
+        name, template = fields.get("name"), fields.get("template")
+        if not isinstance(name, str) or not isinstance(template, str):
+            break
+        templates[name] = template
+    if not templates or len(templates) < len(named):
         raise CheckpointError(
             f"{folder}/tokenizer_config.json: chat_template: expected a string or a list of name and template"
-        ) from None
+        )
+    return templates

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from dflash_core.errors import InvalidRequest
 from dflash_core.text.messages import Message
 
 _PRIVATE_USE = range(0xE000, 0x110000)  # starts with the private-use area, which is all one ever needs
@@ -77,11 +78,17 @@ class Shield:
 
 
 def unused_character(*values: object) -> str:
-    """Return a private-use character that is in none of the strings of these JSON values."""
+    """Return a private-use character that is in none of the strings of these JSON values.
+
+    Raises ``InvalidRequest`` if they have them all, which takes four megabytes.
+    """
     used: set[str] = set()
     for text in _strings(values):
         used.update(text)
-    return next(c for c in map(chr, _PRIVATE_USE) if c not in used)
+    found = next((c for c in map(chr, _PRIVATE_USE) if c not in used), None)
+    if found is None:
+        raise InvalidRequest("messages: no character is left that these do not use", param="messages")
+    return found
 
 
 def _strings(value: object) -> Iterator[str]:

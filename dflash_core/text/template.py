@@ -5,19 +5,20 @@ Own, because ``transformers`` takes seconds to import and offers no way in that 
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dflash_core.errors import CheckpointError, InvalidRequest
 from dflash_core.text.messages import Message
+from dflash_core.text.sandbox import Budget, LimitedEnvironment, limited
 
 _OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
+_MAX_SOURCE = 2**20  # characters; the longest in use have some ten thousand
 
 
 class ChatTemplate:
@@ -25,10 +26,7 @@ class ChatTemplate:
 
     def __init__(self, sources: Mapping[str, str], variables: Mapping[str, str]):
         environment = _environment()
-        try:
-            self._templates = {name: environment.from_string(text) for name, text in sources.items()}
-        except TemplateSyntaxError as error:
-            raise CheckpointError(f"chat template, line {error.lineno}: {error.message}") from error
+        self._templates = {name: _compile(environment, text) for name, text in sources.items()}
         self._variables = dict(variables)  # bos_token, eos_token, ...: templates may print them
         self.source = "\n".join(sources.values())
 
@@ -38,8 +36,10 @@ class ChatTemplate:
         tools: Sequence[Message] | None,
         add_generation_prompt: bool,
         extra: Mapping[str, Any],
+        budget: Budget | None = None,
     ) -> str:
-        """Return the prompt's text; whatever the template raises becomes ``InvalidRequest``."""
+        """Return the prompt's text; whatever the template raises becomes ``InvalidRequest``, as does one
+        that uses up its ``budget``."""
         for name in extra:
             if name in _OWN_VARIABLES or name in self._variables:
                 raise InvalidRequest(
@@ -54,10 +54,19 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._pick(tools).render(context)
+            with limited(budget or Budget()):
+                return self._pick(tools).render(context)
         except TemplateError as error:
             raise InvalidRequest(f"messages: the chat template says: {error}", param="messages") from None
-        except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError):
+        except (
+            TypeError,
+            ValueError,
+            AttributeError,
+            LookupError,
+            ArithmeticError,
+            RecursionError,
+            MemoryError,
+        ):
             raise InvalidRequest(
                 "messages: the chat template cannot render these; check roles, contents and tool calls",
                 param="messages",
@@ -80,12 +89,23 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _compile(environment: LimitedEnvironment, source: str) -> Template:
+    if len(source) > _MAX_SOURCE:
+        raise CheckpointError(f"chat template: {len(source)} characters; expected at most {_MAX_SOURCE}")
+    try:
+        with limited(Budget()):
+            return environment.from_string(source)
+    except TemplateSyntaxError as error:
+        raise CheckpointError(f"chat template, line {error.lineno}: {error.message}") from error
+    except Exception as error:  # Jinja and Python's own compiler, fed with a stranger's text
+        raise CheckpointError(f"chat template: cannot be compiled ({type(error).__name__})") from error
+
+
+def _environment() -> LimitedEnvironment:
+    environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    filters: dict[str, Callable[..., Any]] = {"tojson": _to_json}
-    environment.filters.update(filters)
+    environment.add_filter("tojson", _to_json)
     environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
     return environment
 

@@ -54,7 +54,9 @@ class Tokenizer:
             raise CheckpointError(f"{folder}: no tokenizer.json; expected a checkpoint's directory")
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises bare Exception
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises bare Exception, and panics are not even that
             raise CheckpointError(f"{file}: not a tokenizer: {error}") from error
         config = read_json(folder / "tokenizer_config.json")
         variables = template_variables(config)
@@ -62,6 +64,15 @@ class Tokenizer:
         eos = eos_ids(folder, backend.token_to_id(variables.get("eos_token", "")))
         parser = config.get("tool_parser_type")
         return cls(backend, template, eos, parser if isinstance(parser, str) else None)
+
+    def require_within(self, vocab_size: int) -> None:
+        """Raise ``CheckpointError`` if an id of this vocabulary lies beyond a model's ``vocab_size``."""
+        ids = {"eos_token_id": max(self.eos_token_ids, default=0), "tokenizer.json": self.vocab_size - 1}
+        for name, highest in ids.items():
+            if highest >= vocab_size:
+                raise CheckpointError(
+                    f"{name}: token {highest}; expected at most {vocab_size - 1}, the model's"
+                )
 
     @property
     def chat_template(self) -> str:

@@ -38,7 +38,8 @@ from deployments.serve_stage import ServeStage
 from deployments.settings import Place, Settings
 from dflash_core.request import WindowId
 from dflash_core.text.tokenizer import Tokenizer
-from tests.benchmarks.scale import Figures, http_clients
+from tests.benchmarks.scale_figures import Figures, cost_of
+from tests.benchmarks.scale_http import play_clients
 from tests.benchmarks.stand_ins import SimulatedLane
 
 LANES_PER_PROCESS = 16
@@ -207,21 +208,16 @@ def _measure(lanes: int, rows: int, routers: int, seconds: float, round_s: float
     handle = serve.get_deployment_handle("Router", "scale")
     port = serve.status() and serve.context._get_global_client().http_config.port
 
-    def cost() -> tuple[float, float]:
+    costs: list[tuple[float, float]] = []
+
+    def note_now() -> None:
         answers = cast(list[tuple[float, float]], handle.broadcast("cost").results(timeout_s=30))
-        return sum(cpu for cpu, _ in answers), sum(count for _, count in answers)
+        costs.append((sum(cpu for cpu, _ in answers), sum(count for _, count in answers)))
 
-    async def play() -> tuple[Any, float, float]:
-        loop = asyncio.get_running_loop()
-        async with http_clients(port, lanes * rows, seconds) as answer:
-            await asyncio.sleep(2.0 + seconds / 4)
-            before = await loop.run_in_executor(None, cost)
-            await asyncio.sleep(seconds / 2)
-            after = await loop.run_in_executor(None, cost)
-            return await answer, after[0] - before[0], after[1] - before[1]
+    async def note() -> None:
+        await asyncio.get_running_loop().run_in_executor(None, note_now)
 
-    heard, cpu, rounds = asyncio.run(play())
-    each_s = cpu / max(1.0, rounds)
+    heard = asyncio.run(play_clients(port, lanes * rows, seconds, note))
     exchange = sorted(
         s
         for told in cast(
@@ -232,7 +228,7 @@ def _measure(lanes: int, rows: int, routers: int, seconds: float, round_s: float
     )
     middle, last = (1e3 * exchange[int(q * len(exchange))] for q in (0.5, 0.99))
     print(f"      exchange with the drafter beyond its own time: p50 {middle:.2f} ms, p99 {last:.2f} ms")
-    return Figures(lanes, rows, routers, heard, seconds, each_s * len(heard.delays))
+    return Figures(lanes, rows, routers, heard, seconds, cost_of(costs, heard))
 
 
 def _free_port() -> int:

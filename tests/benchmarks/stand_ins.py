@@ -16,6 +16,7 @@ from deployments.generation import Event, Generation, ModelCard, Tokenizer
 from deployments.lanes import Standing
 from deployments.messages import Admit, Answer, Closed, LastCall, Letter, Opened, Opening, Played, Retire
 from deployments.telemetry import Snapshot, Statistics
+from deployments.view import Overview, RouterView
 from dflash_core.events import RoundReport, RowProgress
 from dflash_core.request import RowId, RowRequest, WindowId
 from dflash_core.text.stream import TextStream
@@ -184,7 +185,7 @@ class SimulatedStage(Stage):
 
 
 class DeskBackend:
-    """``generation.Backend`` over a desk and simulated lanes: a router without Ray."""
+    """``generation.OverviewBackend`` over a desk and simulated lanes: a router without Ray."""
 
     def __init__(self, stage: SimulatedStage, tokenizer: RealTokenizer, rows: int):
         self.model_card = ModelCard(("demo",), 0, 1_000_000)
@@ -204,3 +205,6 @@ class DeskBackend:
 
     async def snapshot(self) -> Sequence[Snapshot]:
         return [self.statistics.snapshot()]
+
+    async def overview(self) -> Overview:
+        return Overview("0", (RouterView.now(self.statistics.snapshot(), self.desk.view()),))

@@ -8,11 +8,11 @@ Prints what a round's exchange with the drafter takes in each state, and fails i
 """
 
 import argparse
-import itertools
 import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -209,6 +209,7 @@ def main() -> None:
     if options.inside:
         play(options)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and take all of it down
     folder = Path(tempfile.mkdtemp(prefix="dfh", dir="/tmp"))
     name = f"df{os.getpid() % 10000}"
     nodes: list[subprocess.Popen[bytes]] = []
@@ -244,9 +245,9 @@ def conduct(ends: tuple[str, str], folder: Path, options: argparse.Namespace) ->
 
 def end_group(node: subprocess.Popen[bytes]) -> None:
     """A node and what it started: they share a process group of their own."""
-    for signal in itertools.chain((15,), (9,)):
+    for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
-            os.killpg(node.pid, signal)
+            os.killpg(node.pid, number)
         with suppress(subprocess.TimeoutExpired):
             node.wait(10)
             return

@@ -218,8 +218,9 @@ def test_a_matcher_that_breaks_down_ends_its_row_and_touches_no_other(
         (follower("bad", "start: nothing", prompt(1, 9), 5), InvalidRequest.kind),
         (follower("bad", "start: " + '"x" ' * MAX_GRAMMAR_BYTES, prompt(1, 9), 5), InvalidRequest.kind),
         (replace(OBJECT, row_id=RowId("bad"), prompt_length=3), RowFailed.kind),  # what was said is no JSON
+        (follower("bad", 'start: "é"', prompt(1, 9), 5), InvalidRequest.kind),  # in no token
     ],
-    ids=["wrong", "too large", "does not fit"],
+    ids=["wrong", "too large", "does not fit", "cannot be said"],
 )
 def test_a_grammar_that_cannot_be_used_ends_its_row_alone(request_: RowRequest, kind: str) -> None:
     with opened(grammar_lane(), FREE, request_, OBJECT) as window:
@@ -227,6 +228,29 @@ def test_a_grammar_that_cannot_be_used_ends_its_row_alone(request_: RowRequest, 
     (only,) = progress_of(reports, "bad")
     assert (only.finish, only.error_kind, only.tokens) == ("error", kind, ())
     assert tokens_of(reports) == expected([FREE, OBJECT]) | {"bad": ()}
+
+
+@pytest.mark.parametrize("width", [1, 8])
+def test_a_grammar_that_leads_nowhere_ends_its_row_there(width: int) -> None:
+    """Not with token 0, which is what the arg-max of nothing would be."""
+    lost = follower("lost", 'start: "abcé"', prompt(1, 9), 9)
+    letters = [ascii_tokenizer().encode(letter)[0] for letter in "abc"]
+    scripts = {lost.row_id: (*lost.tokens, *letters, 0, 0), FREE.row_id: FREE.tokens}
+    drafter = ScriptedDrafter(tiny_lane().drafter, scripts, 7)
+    with opened(grammar_lane(), lost, FREE, width=width, drafter=drafter) as window:
+        reports = finish(window)
+    assert tokens_of(reports) == expected([FREE]) | {"lost": tuple(letters)}
+    last = progress_of(reports, "lost")[-1]
+    assert (last.finish, last.error_kind) == ("error", RowFailed.kind)
+
+
+def test_a_draft_that_leads_nowhere_is_no_end() -> None:
+    """What is drafted but not said must not matter."""
+    forked = follower("forked", 'start: "ab" ("cé" | "dx")', prompt(1, 9), 9, logit_bias=((5, 50.0),))
+    drafter = ScriptedDrafter(tiny_lane().drafter, {forked.row_id: (*forked.tokens, 2, 3, 4, 0, 0)}, 7)
+    for width in (1, 8):
+        said = play(grammar_lane(), forked, width=width, drafter=drafter)
+        assert spelled(said["forked"]) == "abdx"
 
 
 def test_a_target_without_a_vocabulary_takes_no_grammar() -> None:

@@ -284,9 +284,9 @@ def test_a_lone_surrogate_is_refused():
 @pytest.mark.parametrize("unit", ["a", " ", "<|im_end|", "<|im_end|>", "<"])
 def test_a_hundred_kilobytes_without_a_border_encode_in_time(unit: str):
     text = unit * (100_000 // len(unit))
-    started = time.monotonic()
+    started = time.process_time()
     ids = TOKENIZER.apply_chat(user(text))
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
     assert TOKENIZER.decode(ids) == f"user\n{text}\nassistant\n"
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from deployments import proxy
 from deployments.cluster import start_node
 from deployments.rpc.options import grpc_options
 from tests.deployments.fake_engine import RoundLog
@@ -55,6 +56,7 @@ def ray_cluster(grpc_port: int) -> Iterator[int]:
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
+        proxy.VARIABLE: proxy.PATH,
     }
     folder = tempfile.mkdtemp(prefix="dfs", dir="/tmp")
     with pytest.MonkeyPatch.context() as patch:

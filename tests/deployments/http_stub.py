@@ -26,6 +26,7 @@ from deployments.generation import (
 from deployments.http import create_app
 from deployments.openai.limits import Limits
 from deployments.telemetry import Snapshot, Statistics
+from deployments.view import Overview, RouterView
 from dflash_core.events import TokenLogprobs
 from dflash_core.text.tokenizer import Tokenizer
 
@@ -113,6 +114,9 @@ class StubBackend:
 
     async def snapshot(self) -> Sequence[Snapshot]:
         return (self.statistics.snapshot(),)
+
+    async def overview(self) -> Overview:
+        return Overview("router-0", (RouterView.now(self.statistics.snapshot()),))
 
     @property
     def last(self) -> Generation:

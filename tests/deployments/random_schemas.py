@@ -7,9 +7,9 @@ Schema = dict[str, Any]
 _NAMES = ("name", "age", "city", "tags", "is_open", "price", "next", "größe", "a b", 'quote"d')
 
 
-def random_schema(seed: int) -> Schema:
-    """An object, always the same for a seed."""
-    return _object(random.Random(seed), depth=3)
+def random_schema(seed: int, depth: int = 3) -> Schema:
+    """An object, always the same for a seed, with objects and arrays in it down to a depth."""
+    return _object(random.Random(seed), depth)
 
 
 def _any(rng: random.Random, depth: int) -> Schema:

@@ -65,7 +65,7 @@ def test_targets_scale_by_rows_and_drafters_by_the_time_that_they_compute() -> N
     drafter = built["Drafter"]._deployment_config.autoscaling_config
     assert (drafter.min_replicas, drafter.max_replicas, drafter.target_ongoing_requests) == (2, 5, 0.6)
     assert drafter.policy.is_default_policy_function()
-    assert built["Target"].init_args[0].max_windows == 6  # or the sixth router's queue would find no place
+    assert built["Target"].init_args[0].max_windows == 12  # or the sixth router's queue would find no place
 
 
 @pytest.mark.parametrize(

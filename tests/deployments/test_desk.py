@@ -37,6 +37,7 @@ TOKENIZER = Tokenizer.load(PAIR / "target")
 class LocalStage:
     """Plays windows on the event loop itself; breaks off when told to."""
 
+    pace_s = 0.001
     is_anywhere_open = True
 
     def __init__(self) -> None:
@@ -61,7 +62,7 @@ class LocalStage:
         try:
             yield Opened("lane", self.max_rows)
             while True:
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(self.pace_s)
                 self.lane.step()
                 for answer in answers:
                     yield answer
@@ -544,7 +545,7 @@ async def test_a_request_for_the_prompt_alone_ends_without_a_token() -> None:
     first = RowProgress(
         ticket.row_id, (300,), 0, 0, 0, "length", logprobs=numbered((300,)), prompt_logprobs=prompt
     )
-    ticket.take(first, 0.0, is_round=False)
+    ticket.take(first, 0.0, width=0)
     told, ended = drained(ticket)
     assert isinstance(told, TextTokens)
     assert (told.token_ids, told.prompt_logprobs) == ((), prompt)

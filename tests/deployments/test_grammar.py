@@ -9,7 +9,7 @@ import pytest
 
 import dflash_core.pair
 from deployments.generation import Generation
-from deployments.openai.arguments import kinds, typed
+from deployments.openai.arguments import ALL_KINDS, kinds, typed
 from deployments.openai.grammar import grammar_of
 from deployments.openai.limits import Limits
 from deployments.openai.parse import parse_document
@@ -63,7 +63,7 @@ GBNF = 'root ::= "yes" | no\nno ::= "n" "o"+'
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
             ['{"a": 1}', '{"a": 1, "b": "y", "c": 2}', '{\n  "a": 1\n}'],
-            ['{"a": "1"}', '{"b": "x"}', '{"a": 1, "b": "z"}', '{"a":' + " " * 80 + "1}"],
+            ['{"a": "1"}', '{"b": "x"}', '{"a": 1, "b": "z"}', '{"a":  1}', '{"a":\n\n1}'],
         ),
         (
             {
@@ -86,6 +86,15 @@ GBNF = 'root ::= "yes" | no\nno ::= "n" "o"+'
         ),
         ({"structured_outputs": {"grammar": GBNF}}, ["yes", "nooo"], ["n", "yesno"]),
         ({"structured_outputs": {"grammar": 'start: "yes" | /no+/'}}, ["yes", "nooo"], ["n", "yesno"]),
+        (
+            {
+                "structured_outputs": {
+                    "grammar": json.dumps({"grammars": [{"lark_grammar": 'start: "yes" | /no+/'}]})
+                }
+            },
+            ["yes", "nooo"],
+            ["n"],
+        ),
         ({"guided_json": SCHEMA}, ['{"a": 1}'], ["{}"]),
         ({"guided_regex": "x+"}, ["xxx"], ["", "y"]),
         ({"guided_choice": ["yes", "no"]}, ["no"], ["n"]),
@@ -281,6 +290,8 @@ def test_kinds_follow_references_and_alternatives() -> None:
     assert kinds({"enum": ["a", 1]}, root) == {"string", "integer", "number"}
     assert "string" in kinds({"$ref": "#/$defs/loop"}, root)
     assert kinds(False, root) == frozenset()
+    many = {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 10}}}
+    assert kinds({"$ref": "#/$defs/a"}, many) == ALL_KINDS  # and it takes no time
     schema = {"properties": {"n": {"$ref": "#/$defs/n"}, "s": {}}, **root}
     assert typed({"n": "5", "s": "5", "x": "5"}, schema) == {"n": 5, "s": "5", "x": "5"}
     assert typed({"n": "five"}, schema) == {"n": "five"}
@@ -325,6 +336,7 @@ def test_completions_take_the_same_fields() -> None:
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"json": "[1]"}}, "structured_outputs.json"),
         ({"guided_json": "{"}, "guided_json"),
+        ({"guided_grammar": "{}"}, "guided_grammar"),
         ({"guided_json": 5}, "guided_json"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
         ({"tool_choice": "required"}, "tool_choice"),

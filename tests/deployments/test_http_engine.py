@@ -47,7 +47,8 @@ class EngineBackend(StubBackend):
 
     def _new_text(self, generation: Generation) -> TextStream:
         least = generation.sampling.min_tokens
-        return TextStream(self.tokenizer, generation.stop_strings, min_tokens=least)
+        traces = generation.delivery.rounds
+        return TextStream(self.tokenizer, generation.stop_strings, min_tokens=least, traces=traces)
 
     def generate(self, generation: Generation) -> AsyncGenerator[Event, None]:
         return self.desk.play(generation)
@@ -146,3 +147,22 @@ def test_a_prompts_loglikelihood_is_asked_for_as_evaluation_harnesses_do() -> No
     assert none["choices"][0]["text"] == PROMPT
     for token, tops in zip(bare["tokens"][1:], bare["top_logprobs"][1:], strict=True):
         assert token in tops
+
+
+def test_rounds_told_to_those_who_ask_add_up_to_the_usage() -> None:
+    ids = Tokenizer.load(TARGET).apply_chat([{"role": "user", "content": "What is the capital of France?"}])
+    chat = {"prompt": ids, "max_tokens": MAX_TOKENS, "temperature": 0, "return_token_ids": True}
+    told, plain = answers(chat | {"dflash": {"rounds": True}}, chat)
+    choice, usage = told["choices"][0], told["usage"]
+    rounds = choice["dflash"]["rounds"]
+    tokens = [token for played in rounds for token in played["tokens"]]
+    sources = [token["source"] for token in tokens]
+    assert [token["id"] for token in tokens] == choice["token_ids"] == plain["choices"][0]["token_ids"]
+    assert "".join(text for played in rounds for _, text in played["text"]) == choice["text"]
+    assert sources[0] == "classic"  # reading the prompt gave it
+    accepted = usage["completion_tokens_details"]["accepted_prediction_tokens"]
+    assert sources.count("accepted") == accepted > 0
+    played = [round_["round"] for round_ in rounds if round_["round"]]
+    assert sum(numbers["accepted"] for numbers in played) == accepted
+    assert len(played) == told["dflash"]["rounds"]
+    assert "dflash" not in plain["choices"][0]

@@ -8,16 +8,20 @@ import httpx2
 import jsonschema
 import pytest
 
+from deployments.desk import Desk
 from deployments.generation import ModelCard
 from deployments.http import create_app
+from deployments.lane import Lane
 from deployments.openai.limits import Limits
 from deployments.telemetry import Statistics
 from deployments.ticket import Ticket
 from dflash_core.text import TextStream
 from dflash_core.text.grammar import MAX_GRAMMAR_BYTES
+from tests.core.engine_fixtures import open_window
 from tests.deployments.http_stub import StubBackend, chat
 from tests.deployments.random_schemas import random_schema
-from tests.deployments.test_http_engine import EngineBackend
+from tests.deployments.test_desk import LocalStage
+from tests.deployments.test_http_engine import EngineBackend, lane
 
 MANY = 900  # tokens: more than any of these answers takes
 WEATHER: dict[str, Any] = {
@@ -131,18 +135,22 @@ class RoomyBackend(EngineBackend):
 
     def __init__(self) -> None:
         super().__init__()
-        card = self.model_card
+        card, stage = self.model_card, LocalStage()
+        stage.lane = Lane(lambda window_id: open_window(lane(), width=4, window_id=window_id), max_windows=1)
+        statistics, eos = Statistics("demo", "0"), self.tokenizer.eos_token_ids
+        self.desk = Desk(stage, statistics, self._new_text, eos, max_rows=16)
         self.model_card = ModelCard(card.names, card.created, 8192, card.defaults)
 
 
 def test_answers_are_what_was_asked_for_side_by_side() -> None:
     """Ten random schemas, forced calls and a free answer in one window; the free one as if it were alone."""
-    schemas = [random_schema(seed) for seed in range(10)]
+    schemas = [random_schema(seed, depth=2) for seed in range(10)]
     free: dict[str, Any] = {
         "messages": [{"role": "user", "content": "Name the capital of Japan, please."}],
         "max_tokens": 24,
         "temperature": 0,
     }
+    hot = {"temperature": 0.8, "top_p": 1, "top_k": -1}
     called = {
         "tools": TOOLS,
         "max_tokens": MANY,
@@ -150,11 +158,18 @@ def test_answers_are_what_was_asked_for_side_by_side() -> None:
     }
     bodies = [
         *(
-            {"response_format": schema_format(s), "max_tokens": MANY, "seed": i}
+            {"response_format": schema_format(s), "max_tokens": MANY, "seed": i, **hot}
             for i, s in enumerate(schemas)
         ),
         {**called, "tool_choice": {"type": "function", "function": {"name": "weather"}}, "temperature": 0},
-        {**called, "tool_choice": "required", "parallel_tool_calls": False, "seed": 1, "ignore_eos": True},
+        {
+            **called,
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "seed": 1,
+            "ignore_eos": True,
+            **hot,
+        },
         {"response_format": schema_format(schemas[0]), "max_tokens": 3, "temperature": 0},
         free,
     ]

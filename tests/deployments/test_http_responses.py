@@ -163,6 +163,24 @@ def test_log_probabilities_come_with_the_text_when_included(client: openai.OpenA
     assert ask(client).output[0].content[0].logprobs == []
 
 
+def test_a_form_of_the_text_and_a_forced_call_are_a_chats(client: openai.OpenAI, backend: StubBackend):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    format_ = {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}
+    answer = ask(client, text={"format": format_})
+    in_a_chat = {"name": "answer", "schema": schema, "strict": True}
+    said: Any = [{"role": "user", "content": "Hi"}]
+    wanted: Any = {"type": "json_schema", "json_schema": in_a_chat}
+    grammar = backend.last.grammar
+    client.chat.completions.create(model="stub-model", messages=said, response_format=wanted)
+    assert grammar
+    assert grammar == backend.last.grammar
+    assert answer.text.format.name == "answer"
+    ask(client, tools=[TOOL], tool_choice={"type": "function", "name": "weather"})
+    assert "weather" in (backend.last.grammar or "")
+    ask(client, extra_body={"guided_regex": "[ab]+"})
+    assert backend.last.grammar
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -171,6 +189,11 @@ def test_log_probabilities_come_with_the_text_when_included(client: openai.OpenA
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "no"}}}},
+            "text.format.schema",
+        ),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"max_output_tokens": 10_000}, "max_output_tokens"),
         ({"input_": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, None),
@@ -185,7 +208,15 @@ def test_what_cannot_be_kept_is_refused_in_the_requests_own_words(
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, **fields)
     assert (caught.value.param or "").startswith(param or "input[0].")
-    assert "'messages'" not in caught.value.message
+    assert "'messages" not in caught.value.message
+    assert "'response_format" not in caught.value.message
+
+
+def test_a_format_is_followed(client: openai.OpenAI, backend: StubBackend):
+    schema = {"type": "object", "properties": {"ship": {"type": "string"}}}
+    ask(client, text={"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}})
+    assert '"ship"' in (backend.last.grammar or "")
+    assert '"additionalProperties": false' in (backend.last.grammar or "")
 
 
 def test_nothing_is_stored_and_that_is_said(client: openai.OpenAI, backend: StubBackend):

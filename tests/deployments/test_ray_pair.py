@@ -165,14 +165,36 @@ def test_a_killed_drafter_changes_no_token(base_url: str, alone: Answers) -> Non
     )
 
 
+NAMES: Any = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "names",
+        "schema": {
+            "type": "array",
+            "items": {"type": "string", "maxLength": 9},
+            "minItems": 9,
+            "maxItems": 9,
+        },
+    },
+}
+
+
 def test_a_killed_target_changes_no_token(base_url: str, alone: Answers) -> None:
+    """Nor one of a row that follows a grammar: it goes on where it was in it."""
+
+    async def listed(client: AsyncOpenAI) -> tuple[int, ...]:
+        return await ask(client, QUESTIONS[6], 400, response_format=NAMES)
+
     async def work(client: AsyncOpenAI) -> Answers:
         asked = [asyncio.ensure_future(ask(client, question)) for question in QUESTIONS]
+        asked.append(asyncio.ensure_future(listed(client)))
         await asyncio.sleep(0.2)
         kill_replica("Target")
         return list(await asyncio.gather(*asked))
 
-    assert with_client(base_url, work) == alone
+    names = with_client(base_url, listed)
+    assert len(json.loads(Tokenizer.load(PAIR_PATH / "target").decode(names))) == 9
+    assert with_client(base_url, work) == [*alone, names]
 
 
 def test_health_tells_the_essentials(base_url: str) -> None:
@@ -237,6 +259,32 @@ def test_the_pair_calls_a_tool_whole_and_streamed(base_url: str):
     (streamed,) = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
     assert (streamed.function.name, streamed.function.arguments) == ("set_timer", call_.function.arguments)
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_a_second_turn_goes_on_from_the_first_and_still_speculates(base_url: str) -> None:
+    """The drafter gets saved features with the first draft; the tokens are those of a prompt read whole."""
+    chat: list[Any] = [
+        {"role": "system", "content": "You answer in one short sentence, and name no other place."},
+        {"role": "user", "content": "Name the capital of Japan, please."},
+    ]
+    body = {"model": "demo", "temperature": 0, "max_tokens": 48, "extra_body": {"return_token_ids": True}}
+
+    async def work(client: AsyncOpenAI) -> Any:
+        first = await client.chat.completions.create(messages=chat, **body)
+        chat.append({"role": "assistant", "content": first.choices[0].message.content})
+        chat.append({"role": "user", "content": "What is the capital of France?"})
+        return await client.chat.completions.create(messages=chat, **body)
+
+    before = metric(base_url, "vllm:prefix_cache_hits_total")
+    second = with_client(base_url, work)
+    tokenizer = Tokenizer.load(PAIR_PATH / "target")
+    cached = second.usage.prompt_tokens_details.cached_tokens
+    assert cached >= len(tokenizer.apply_chat(chat[:2], add_generation_prompt=False))
+    assert metric(base_url, "vllm:prefix_cache_hits_total") - before == cached
+    assert second.usage.completion_tokens_details.accepted_prediction_tokens > 0
+    ids = tuple(tokenizer.apply_chat(chat))
+    tokens, _ = spoken_alone(RowRequest(RowId("alone"), ids, 48, Sampling(), tokenizer.eos_token_ids))
+    assert tuple(second.choices[0].model_extra["token_ids"]) == tokens
 
 
 def test_choices_tell_what_one_row_at_a_time_would(base_url: str) -> None:

@@ -1,6 +1,7 @@
 """Remote lanes over real sockets: another cluster's gRPC port as a lane that dies, is cut off, or is slow."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -76,11 +77,13 @@ async def test_a_row_is_the_same_as_on_a_lane_of_ones_own() -> None:
 
 async def test_nothing_of_a_row_is_left_to_the_other_sides_defaults() -> None:
     sampling = Sampling(0.7, 20, 0.9, 0.05, 2**64 - 3, ((5, -1.5),), 1.1, 0.5, -0.25, 3)
-    asked = replace(request(1), sampling=sampling, stop_token_ids=frozenset({7, 9}), num_top_logprobs=2)
+    stops = frozenset({7, 9}) | TOKENIZER.eos_token_ids
+    asked = replace(request(1), sampling=sampling, stop_token_ids=stops, num_top_logprobs=2)
+    asked = replace(asked, grammar=json.dumps({"grammars": [{"lark_grammar": "start: /(?s:.*)/"}]}))
     async with other_cluster() as other, router(other.port) as (d, _):
         assert tokens(await collect(d, asked)) == expected(asked)
         there = other.backend.asked[0]
-        assert there.sampling == sampling
+        assert (there.sampling, there.grammar) == (sampling, asked.grammar)
         assert (there.stop_token_ids, there.num_top_logprobs) == (asked.stop_token_ids, 2)
         assert (there.prompt_ids, there.max_tokens) == (asked.prompt_ids, asked.max_tokens)
 

@@ -19,6 +19,7 @@ from deployments.generation import Event, Generation, Started, TextTokens, Usage
 from deployments.ingress import Ingress
 from deployments.keys import KeyRing, keys_of, read_keys
 from deployments.openai.errors import InvalidApiKey
+from deployments.openai.grammar import grammar_of
 from deployments.openai.limits import Limits
 from deployments.openai.prepare import prepare
 from deployments.openai.schema import ChatRequest, CompletionRequest
@@ -150,6 +151,26 @@ def test_everything_that_a_client_may_say_reaches_the_schema() -> None:
     assert (parsed.stop, parsed.stop_token_ids, parsed.ignore_eos) == (["a", "b"], [5], True)
 
 
+async def test_a_structure_is_a_grammar_and_one_that_cannot_be_followed_is_named() -> None:
+    entrance = Entrance(StubBackend(), Limits(), Access(KeyRing(())))
+    structures = (
+        pb.Structure(json='{"type": "integer"}'),
+        pb.Structure(regex="a+"),
+        pb.Structure(choice=pb.Texts(texts=["a", "b"])),
+        pb.Structure(grammar='start: "a"'),
+    )
+    for structure in structures:
+        parsed = parse(ask("stub-model", "Once", structure=structure))
+        generation = await entrance.prepare(parsed, 9, context())
+        assert generation.grammar == (grammar_of(parsed, (), tokenizer()) or (None,))[0]
+        assert generation.grammar is not None
+    asked = context()
+    bad = pb.GenerateRequest(spec=spec(structure=pb.Structure(regex="(a")))
+    with pytest.raises(InvalidRequest, match=r"Invalid 'spec.structure.regex'.*unclosed") as caught:
+        _ = [message async for message in service(StubBackend()).generate(bad, asked)]
+    assert caught.value.param == "spec.structure.regex"
+
+
 def test_zero_is_a_value_and_absence_is_the_default() -> None:
     zero = parse(spec(sampling=pb.Sampling(temperature=0, top_p=0, top_k=0, min_p=0, seed=0)))
     assert (zero.temperature, zero.top_p, zero.top_k, zero.min_p, zero.seed) == (0, 0, 0, 0, 0)
@@ -190,6 +211,8 @@ def test_a_conversation_keeps_its_roles_tools_and_template_arguments() -> None:
         (pb.GenerationSpec(model="m", logprobs=pb.Logprobs(top=21), chat=pb.Conversation(
             messages=[pb.Message(role=pb.ROLE_USER, content="x")])), "spec.logprobs.top"),
         (spec(sampling=pb.Sampling(presence_penalty=2.5)), "spec.sampling.presence_penalty"),
+        (spec(structure=pb.Structure()), "spec.structure"),
+        (spec(structure=pb.Structure(choice=pb.Texts())), "spec.structure.choice"),
         (pb.GenerationSpec(model="m", token_ids=pb.TokenIds()), "spec.token_ids.ids"),
         (pb.GenerationSpec(model="m", chat=pb.Conversation()), "spec.chat.messages"),
         (pb.GenerationSpec(model="m", chat=pb.Conversation(messages=[pb.Message(content="x")])),
@@ -423,6 +446,19 @@ async def test_an_answer_goes_on_from_tokens_with_a_prompt_before_them(asked: pb
     with pytest.raises(InvalidRequest) as caught:
         await anext(service(StubBackend()).generate(pb.GenerateRequest(spec=asked), context()))
     assert caught.value.param == "spec.continued"
+
+
+async def test_a_grammar_comes_as_it_is_and_is_tried_before_it_is_played() -> None:
+    backend = StubBackend()
+    grammar = 'start: "yes" | "no"'
+    asked = ids_spec([5, 6], grammar=grammar)
+    async for _ in service(backend).generate(pb.GenerateRequest(spec=asked), context()):
+        pass
+    assert backend.last.grammar == grammar
+    asked.grammar = "start: ("
+    with pytest.raises(InvalidRequest) as caught:
+        await anext(service(backend).generate(pb.GenerateRequest(spec=asked), context()))
+    assert caught.value.param == "spec.grammar"
 
 
 async def test_the_prompts_numbers_come_once_and_with_its_tokens() -> None:

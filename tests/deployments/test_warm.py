@@ -9,6 +9,7 @@ from deployments.warm import warm_target
 from dflash_core.sampling import Variant
 from dflash_core.target import Target
 from tests.core.engine_fixtures import eager, tiny_lane
+from tests.core.grammar_fixtures import grammar_lane
 
 Shapes = list[tuple[int, int, str]]
 
@@ -44,10 +45,11 @@ def test_rarer_wishes_are_played_alone_and_in_company(monkeypatch: pytest.Monkey
         return verify(self, caches, block, drafts, accept)
 
     monkeypatch.setattr(Target, "verify", noted)
-    warm_target(tiny_lane().target, 4, 8)
+    warm_target(grammar_lane().target, 4, 8)
     biased, penalised = Variant(is_biased=True), Variant(is_penalised=True)
     everything = Variant("truncated", is_biased=True, is_penalised=True)
     wanted = (biased, penalised, replace(biased, rule="sampled"), everything, Variant(num_top=5))
+    wanted += (Variant(is_masked=True), Variant("sampled", is_masked=True))
     assert {(rows, variant) for rows in (1, 2) for variant in wanted} <= seen
 
 

@@ -1,5 +1,6 @@
 """A request for a response to the chat that it is; mistakes keep the names that its client used."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -57,12 +58,16 @@ _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
 _SILENT = frozenset({"stream_options", "max_tool_calls", "prompt_cache_options", "access_programs"})
 _INCLUDES_NOTHING = frozenset({"reasoning.encrypted_content", "message.output_text.logprobs"})
 
-# A chat's names for what a mistake is about, and this dialect's.
+# Other servers' fields for grammars, as a chat takes them.
+_GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+# A chat's names for what a mistake is about, and this dialect's; the longer ones first.
 _NAMES = {
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
-    "response_format": "text.format",
     "logprobs": "top_logprobs",
 }
 
@@ -72,9 +77,11 @@ def as_chat(request: ResponsesRequest) -> tuple[ChatRequest, tuple[str, ...]]:
     extra = dict(request.extra)
     for name, (neutral, reason) in _REFUSED.items():
         refuse(name, extra.pop(name, None), neutral, reason)
+    grammars = {name: extra.pop(name) for name in _GRAMMARS if name in extra}
     unknown = {name: value for name, value in extra.items() if name not in _SILENT}
     ignored = [*ignored_fields(unknown), *_without_effect(request)]
     document: Json = {name: getattr(request, name) for name in _SHARED}
+    document |= grammars
     document["messages"] = messages(request)
     document["max_completion_tokens"] = request.max_output_tokens
     document["tools"] = [_tool(tool.model_dump(exclude_none=True)) for tool in request.tools or ()] or None
@@ -92,12 +99,16 @@ def in_words_of_responses() -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        message = str(error)
-        for theirs, ours in _NAMES.items():
-            message = message.replace(f"'{theirs}'", f"'{ours}'")
-        name, dot, rest = (error.param or "").partition(".")
-        param = f"{_NAMES.get(name, name)}{dot}{rest}" or None
+        message = re.sub(r"'([a-z_]+[a-z_.0-9\[\]]*)'", lambda name: f"'{_renamed(name[1])}'", str(error))
+        param = _renamed(error.param) if error.param else None
         raise type(error)(message, param=param, code=error.code) from None
+
+
+def _renamed(path: str) -> str:
+    for theirs, ours in _NAMES.items():
+        if path == theirs or path.startswith((f"{theirs}.", f"{theirs}[")):
+            return ours + path[len(theirs) :]
+    return path
 
 
 def messages(request: ResponsesRequest) -> list[Json]:

@@ -1,13 +1,19 @@
 // Vercel's AI SDK, by its provider for compatible servers and by the one for OpenAI's responses.
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { generateText, isStepCount, jsonSchema, stepCountIs, streamText, tool } from "ai";
+import * as ai from "ai";
 import { check, expect, model, question, url, word } from "./checks.mjs";
 
-const compatible = createOpenAICompatible({ name: "dflash", baseURL: `${url}/v1`, includeUsage: true });
+const { generateText, jsonSchema, Output, streamText, tool } = ai;
+const compatible = createOpenAICompatible({
+  name: "dflash",
+  baseURL: `${url}/v1`,
+  includeUsage: true,
+  supportsStructuredOutputs: true,
+});
 const openai = createOpenAI({ baseURL: `${url}/v1`, apiKey: "none" });
 const schema = { type: "object", properties: { minutes: { type: "integer" } }, required: ["minutes"] };
-const stop = (stepCountIs ?? isStepCount)(2);
+const stop = (ai.isStepCount ?? ai.stepCountIs)(2);
 
 function timer() {
   const asked = [];
@@ -37,6 +43,12 @@ for (const [name, chosen] of [
   });
 
   if (name === "completion") continue;
+  await check(`${name}: an object by a schema`, async () => {
+    const output = Output.object({ schema: jsonSchema(schema) });
+    const answer = await generateText({ model: chosen, prompt: question, temperature: 0, output });
+    expect(Number.isInteger(answer.output.minutes), "an object of the schema");
+  });
+
   for (const [kind, work] of [["generateText", generateText], ["streamText", streamText]]) {
     await check(`${name}: a tool by ${kind}`, async () => {
       const { asked, tools } = timer();

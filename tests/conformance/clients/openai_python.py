@@ -3,6 +3,7 @@
 import json
 
 import openai
+import pydantic
 from checks import MODEL, QUESTION, URL, WORD, check
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0, timeout=120)
@@ -63,6 +64,24 @@ def _():
     assert again.choices[0].finish_reason in ("stop", "length", "tool_calls")
 
 
+class City(pydantic.BaseModel):
+    name: str
+    is_capital: bool
+
+
+@check("chat by a schema, parsed")
+def _():
+    answer = client.chat.completions.parse(**CHAT | {"max_tokens": 200}, response_format=City)
+    assert isinstance(answer.choices[0].message.parsed, City)
+
+
+@check("a forced call")
+def _():
+    tools = [{"type": "function", "function": FUNCTION}]
+    answer = client.chat.completions.create(**CHAT | {"max_tokens": 200}, tools=tools, tool_choice="required")
+    assert "minutes" in json.loads(answer.choices[0].message.tool_calls[0].function.arguments)
+
+
 @check("text completion with echo")
 def _():
     answer = client.completions.create(
@@ -88,6 +107,12 @@ def _():
     assert WORD in final.output_text
     assert kinds[0] == "response.created"
     assert kinds[-1] == "response.completed"
+
+
+@check("response by a schema, parsed")
+def _():
+    answer = client.responses.parse(model=MODEL, input=QUESTION, text_format=City, temperature=0)
+    assert isinstance(answer.output_parsed, City)
 
 
 @check("response with a function call")

@@ -1,0 +1,65 @@
+"""What Serve's HTTP proxy lets through of a client's headers: Ray reads some of them as orders.
+
+Ray decodes them as UTF-8 and answers 500 where they are none. By others a client could have its request
+played on when it has left, be given another deadline, or be routed by an id of its choice.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from deployments.openai.middleware import cleaned_request_id
+
+VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"  # read by the proxies, which Ray starts
+PATH = "deployments.proxy.middlewares"
+
+_ORDERS = frozenset(
+    {b"serve-multiplexed-model-id", b"x-request-disconnect-disabled", b"x-request-timeout-seconds"}
+)
+_REQUEST_ID = b"x-request-id"
+_SESSION_ID = b"x-session-id"
+_PLAIN = re.compile(rb"[\x21-\x7e]{1,256}")
+
+Header = tuple[bytes, bytes]
+
+
+def install() -> None:
+    """Have the proxies of a cluster that this process is about to start call ``middlewares``."""
+    os.environ.setdefault(VARIABLE, PATH)
+
+
+def middlewares() -> list[Middleware]:
+    """What Serve puts around its proxy's application; the last is the outermost."""
+    return [Middleware(CleanHeaders)]
+
+
+class CleanHeaders:
+    """Takes out what Ray would stumble over or obey."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] in ("http", "websocket"):
+            scope = {**scope, "headers": list(_cleaned(scope["headers"]))}
+        await self._app(scope, receive, send)
+
+
+def _cleaned(headers: Iterable[Header]) -> Iterator[Header]:
+    has_id = False
+    for name, value in headers:
+        plain = name.lower().replace(b"_", b"-")
+        if plain in _ORDERS or not name.isascii():
+            continue
+        if plain == _REQUEST_ID:
+            value = cleaned_request_id(value)
+            if has_id or not value:
+                continue
+            has_id = True
+        elif plain == _SESSION_ID and not _PLAIN.fullmatch(value):
+            continue
+        yield name, value

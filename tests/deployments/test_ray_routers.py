@@ -1,0 +1,80 @@
+"""Two routers of one application: whichever is asked shows both."""
+
+import time
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from ray.serve.handle import DeploymentHandle
+
+from deployments.settings import Place, Placement
+from deployments.view import row_label
+from tests.deployments.ray_client import SETTINGS, Client, deploy, generation, kill_replica, wait_until
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
+
+Metrics = dict[str, dict[str, float]]  # by name, then engine
+
+
+@pytest.fixture(scope="module")
+def two_routers(ray_cluster: int) -> DeploymentHandle:
+    two = Placement(router=Place(replicas=2, num_cpus=0.5))
+    return deploy(SETTINGS.model_copy(update={"placement": two}))
+
+
+def metrics(page: str) -> Metrics:
+    series: Metrics = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if set(sample.labels) == {"model_name", "engine"}:
+                series.setdefault(sample.name, {})[sample.labels["engine"]] = sample.value
+    return series
+
+
+def scrape(port: int) -> Metrics:
+    response = httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=10)
+    assert response.status_code == 200
+    return metrics(response.text)
+
+
+def test_one_scrape_shows_the_series_of_both(ray_cluster: int, two_routers: DeploymentHandle) -> None:
+    def tokens() -> dict[str, float]:
+        return scrape(ray_cluster)["vllm:generation_tokens_total"]
+
+    def play() -> bool:
+        assert Client(generation(max_tokens=8)).start(two_routers).join().is_complete
+        time.sleep(0.5)  # a view is kept for less
+        return min(tokens().values()) > 0 and len(tokens()) == 2
+
+    wait_until(play, 60)  # until chance has sent one to each
+    assert {sum(tokens().values()) for _ in range(6)} == {sum(tokens().values())}
+    pages = [set(tokens()) for _ in range(6)]  # whichever of them answers
+    assert all(page == pages[0] for page in pages)
+
+
+def test_the_console_shows_the_windows_of_both(ray_cluster: int, two_routers: DeploymentHandle) -> None:
+    clients = [Client(generation(max_tokens=600)).start(two_routers) for _ in range(6)]
+    wait_until(lambda: all(client.windows for client in clients))
+    labels = {row_label(client.request.row_id()) for client in clients}
+
+    def rows() -> set[str]:
+        state = httpx2.get(f"http://127.0.0.1:{ray_cluster}/console/state", timeout=10).json()
+        rounds = [played for r in state["routers"] for w in r["windows"] for played in w["rounds"]]
+        return {row[0] for played in rounds for row in played["rows"]}
+
+    wait_until(lambda: rows() >= labels, 10)
+    assert all(client.join().is_complete for client in clients)
+
+
+def test_a_killed_router_is_left_out_and_comes_back(ray_cluster: int, two_routers: DeploymentHandle) -> None:
+    before = set(scrape(ray_cluster)["dflash_rounds_total"])
+    assert len(before) == 2
+    kill_replica("Router")
+    wait_until(lambda: _engines(ray_cluster) - before and len(_engines(ray_cluster)) == 2, 60)
+    assert len(_engines(ray_cluster) & before) == 1
+
+
+def _engines(port: int) -> set[str]:
+    """Engines of a page; none if it was the dead one that was asked."""
+    response = httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=10)
+    return set(metrics(response.text)["dflash_rounds_total"]) if response.status_code == 200 else set()
