@@ -1,6 +1,5 @@
 """The gRPC edge without Ray: requests, answers, statuses and access, with a context of the proxy's making."""
 
-import json
 import math
 import pickle
 import re
