@@ -44,9 +44,11 @@ for (const [name, chosen] of [
 
   if (name === "completion") continue;
   await check(`${name}: an object by a schema`, async () => {
-    const output = Output.object({ schema: jsonSchema(schema) });
+    // No number: a small model may go on with its digits to the end of its budget.
+    const form = { type: "object", properties: { sure: { type: "boolean" } }, required: ["sure"] };
+    const output = Output.object({ schema: jsonSchema({ ...form, additionalProperties: false }) });
     const answer = await generateText({ model: chosen, prompt: question, temperature: 0, output });
-    expect(Number.isInteger(answer.output.minutes), "an object of the schema");
+    expect(typeof answer.output.sure === "boolean", "an object of the schema");
   });
 
   for (const [kind, work] of [["generateText", generateText], ["streamText", streamText]]) {
