@@ -14,8 +14,10 @@ from dflash_core.errors import DFlashError
 
 access = logging.getLogger("dflash.access")
 
-# Probes come every second, and their answers are no news.
-QUIET = frozenset({"/health", "/metrics", "grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch"})
+# Probes come every second, a console's looks twice as often, and their answers are no news.
+QUIET = frozenset(
+    {"/health", "/metrics", "/console/state", "grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch"}
+)
 _MAX_SHOWN = 200  # characters of a path
 _SAID = frozenset({"method", "path", "status", "seconds"})  # of the facts, those that are the line's words
 CLIENT_LEFT = "499"  # as nginx has it: the client went away before its answer began

@@ -111,7 +111,7 @@ class RemoteWindow:
         except CallFailed as error:
             self._fail(row, error)
         except Exception:
-            logger.exception("a call to a remote lane failed")
+            logger.exception("a call to a remote lane failed", extra={"window": self._id})
             self._give_back(row, Returned(row.request.row_id, row.has_started, AGAIN_S))
 
     def _add(self, row: RemoteRow, progress: RowProgress) -> None:
@@ -137,10 +137,10 @@ class RemoteWindow:
         elif error.kind == QueueFull.kind:
             self._give_back(row, Returned(row_id, False, error.retry_after or 1.0))
         elif error.kind in MISFITS:
-            logger.error("a remote lane refuses our rows: %s", error)
+            logger.error("a remote lane refuses our rows: %s", error, extra={"window": self._id})
             self._give_back(row, Returned(row_id, False, MISFIT_S))
         else:
-            logger.warning("row %s goes on elsewhere: %s", row_id, error)
+            logger.warning("row %s goes on elsewhere: %s", row_id, error, extra={"window": self._id})
             self._give_back(row, Returned(row_id, row.has_started, error.retry_after or AGAIN_S))
 
     def _give_back(self, row: RemoteRow, returned: Returned) -> None:

@@ -67,17 +67,19 @@ def window_of(lane: LoadedLane, width: int, rows: int) -> Window:
     return Window(WindowId("0"), lane.target, lane.drafter, WindowPolicy(FixedWidth(width), max_rows=rows))
 
 
-def schemas(lane: LoadedLane, tokenizer: Tokenizer, count: int, first: int) -> bool:
-    """Answers to random schemas; whether all of them are valid."""
+def schemas(
+    lane: LoadedLane, tokenizer: Tokenizer, count: int, first: int, seconds: float, width: int
+) -> bool:
+    """Answers to random schemas; whether all that were finished in time are valid."""
     asked = {str(seed): random_schema(seed) for seed in range(first, first + count)}
-    window, began = window_of(lane, 16, 8), time.perf_counter()
+    window, began = window_of(lane, width, 8), time.perf_counter()
     for name, schema in asked.items():
         hot = Sampling(temperature=1.0 if int(name) % 2 else 0.0, seed=int(name))
         window.admit(row(tokenizer, name, QUESTIONS[0], 4000, schema, hot))
     said: dict[str, list[int]] = {name: [] for name in asked}
     ends: dict[str, str] = {}
     row_rounds = accepted = 0
-    while window.has_work:
+    while window.has_work and time.perf_counter() - began < seconds:
         report = window.step()
         for progress in report.rows:
             said[progress.row_id] += progress.tokens
@@ -85,8 +87,10 @@ def schemas(lane: LoadedLane, tokenizer: Tokenizer, count: int, first: int) -> b
             if progress.finish is not None:
                 ends[progress.row_id] = progress.error or progress.finish
         row_rounds += report.live_rows
-    seconds, wrong = time.perf_counter() - began, []
+    took, wrong = time.perf_counter() - began, []
     for name, schema in asked.items():
+        if name not in ends:
+            continue
         text = tokenizer.decode(said[name])
         try:
             jsonschema.validate(json.loads(text), schema)
@@ -96,15 +100,16 @@ def schemas(lane: LoadedLane, tokenizer: Tokenizer, count: int, first: int) -> b
         print("wrong:", *problem)
     tokens = sum(map(len, said.values()))
     print(
-        f"{count - len(wrong)} of {count} answers parse and validate; {tokens} tokens in {seconds:.1f} s "
-        f"({tokens / seconds:.0f} tok/s), {accepted / row_rounds:.2f} drafts accepted a row-round"
+        f"{len(ends) - len(wrong)} of {len(ends)} answers parse and validate ({count} asked for); "
+        f"{tokens} tokens in {took:.1f} s ({tokens / took:.0f} tok/s), "
+        f"{accepted / row_rounds:.2f} drafts accepted a row-round"
     )
     return not wrong
 
 
 def cost(lane: LoadedLane, tokenizer: Tokenizer, repeat: int, width: int, rounds: int) -> None:
     """Tokens per second of three free rows beside a fourth that is free or has a grammar."""
-    greedy, budget = Sampling(), rounds * width + 2
+    greedy, budget = Sampling(), (rounds + 4) * width
     free = [row(tokenizer, str(i), QUESTIONS[i], budget, None, greedy) for i in range(1, 4)]
     free = [replace(request, stop_token_ids=frozenset()) for request in free]
     fourth = {
@@ -118,6 +123,8 @@ def cost(lane: LoadedLane, tokenizer: Tokenizer, repeat: int, width: int, rounds
             window = window_of(lane, width, 4)
             for member in (*free, request):
                 window.admit(member)
+            while not all(member.is_ready for member in window._queue):
+                time.sleep(0.01)  # until the grammar is compiled: all four join together
             while window.num_live < 4:
                 window.step()
             said: dict[str, tuple[int, ...]] = {}
@@ -148,6 +155,8 @@ def main() -> None:
     parser.add_argument("what", choices=("schemas", "cost"))
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="seed of the first schema")
+    parser.add_argument("--seconds", type=float, default=1e9, help="play no longer; the rest goes unasked")
+    parser.add_argument("--width", type=int, default=4, help="of schemas' rounds; most of their drafts fail")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--widths", type=int, nargs="+", default=[1, 16])
@@ -155,7 +164,7 @@ def main() -> None:
     lane, tokenizer = load_lane(TARGET, DRAFTER), Tokenizer.load(TARGET)
     print(f"device {mx.default_device()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     if given.what == "schemas":
-        raise SystemExit(not schemas(lane, tokenizer, given.count, given.first))
+        raise SystemExit(not schemas(lane, tokenizer, given.count, given.first, given.seconds, given.width))
     for width in given.widths:
         cost(lane, tokenizer, given.repeat, width, given.rounds)
 

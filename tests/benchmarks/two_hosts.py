@@ -104,8 +104,20 @@ def start_nodes(ends: tuple[str, str], folder: Path) -> list[subprocess.Popen[by
         env = environment(folder)
         out = (folder / f"{end}.log").open("wb")
         processes.append(subprocess.Popen(command, env=env, stdout=out, stderr=out, start_new_session=True))
-        time.sleep(12 if not processes[1:] else 0)  # the other one looks for the head once
+        if end == ends[0]:
+            wait_for_head(end)  # the other one looks for it once
     return processes
+
+
+def wait_for_head(end: str) -> None:
+    """Return once the head's port is open; raises TimeoutError."""
+    look = f"import socket; socket.create_connection(('{HEAD}', 6379), 1)"
+    for _ in range(120):
+        command = ["ip", "netns", "exec", end, sys.executable, "-c", look]
+        if subprocess.run(command, capture_output=True).returncode == 0:
+            return
+        time.sleep(0.5)
+    raise TimeoutError("the head did not start")
 
 
 # Inside the head's namespace
@@ -122,7 +134,7 @@ def play(options: argparse.Namespace) -> None:
     from tests.deployments.ray_client import wait_until
 
     ray.init(f"{HEAD}:6379", log_to_driver=False, logging_level=logging.ERROR)
-    wait_until(lambda: len([n for n in ray.nodes() if n["Alive"]]) == 2, 60)
+    wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2, 60)
     here, there = {"here": 0.1}, {"there": 0.1}
     placement = Placement(
         router=Place(num_cpus=0.1, resources=here),
@@ -134,8 +146,8 @@ def play(options: argparse.Namespace) -> None:
     handle = serve.run(assemble(settings, FakeEngine(ROUND_S)), name=APP_NAME, route_prefix="/")
     asking = Asking(handle)
     router = serve.get_deployment_handle("Router", APP_NAME)
-    steps = [("cable in", "", 8.0), ("cable out", "out", 8.0), ("in again", "in", 10.0)]
-    steps += [("slow", f"slow {options.rate}", 10.0), ("quick again", "quick", 6.0)]
+    steps = [("cable in", "", 6.0), ("cable out", "out", 6.0), ("in again", "in", 8.0)]
+    steps += [("slow", f"slow {options.rate}", 8.0), ("quick again", "quick", 5.0)]
     print(f"{'':12} {'rounds':>7} {'draft ms':>9} {'drafts a row-round':>19} {'failures':>9}", flush=True)
     for name, state, seconds in steps:
         if state:

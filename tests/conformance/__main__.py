@@ -7,6 +7,7 @@ exit code is 1 if any check failed.
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def main() -> int:
     unknown = [name for name in options.client if name not in CLIENTS]
     if unknown:
         parser.error(f"no such client: {', '.join(unknown)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server goes too
     clients = [CLIENTS[name] for name in options.client or CLIENTS]
     FOLDER.mkdir(parents=True, exist_ok=True)
     installed = {client.name: _installed(client, options.uv) for client in clients}

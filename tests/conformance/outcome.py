@@ -72,6 +72,9 @@ def play(name: str, command: list[str], server: Server, folder: Path, timeout_s:
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
             outcome.checks.append(Check("in time", False, f"not over after {timeout_s:g} s"))
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
     outcome.checks[:0] = [check for line in output.splitlines() if (check := _read(line)) is not None]
     if process.returncode not in (0, -signal.SIGKILL):
         last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-1:]

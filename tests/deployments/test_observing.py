@@ -167,9 +167,10 @@ async def test_probes_are_no_news(backend: Watched, records: list[logging.LogRec
     app = create_app(backend, watch=backend.watch)
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://x") as client:
         await client.get("/health")
+        await client.get("/console/state")
         await client.get("/v1/models")
     levels = [record.levelno for record in records if record.name == "dflash.access"]
-    assert levels == [logging.DEBUG, logging.INFO]
+    assert levels == [logging.DEBUG, logging.DEBUG, logging.INFO]
     assert "/health" not in str(backend.spans())
 
 

@@ -1,5 +1,6 @@
 """The gRPC edge without Ray: requests, answers, statuses and access, with a context of the proxy's making."""
 
+import json
 import math
 import pickle
 import re
@@ -446,19 +447,6 @@ async def test_an_answer_goes_on_from_tokens_with_a_prompt_before_them(asked: pb
     with pytest.raises(InvalidRequest) as caught:
         await anext(service(StubBackend()).generate(pb.GenerateRequest(spec=asked), context()))
     assert caught.value.param == "spec.continued"
-
-
-async def test_a_grammar_comes_as_it_is_and_is_tried_before_it_is_played() -> None:
-    backend = StubBackend()
-    grammar = 'start: "yes" | "no"'
-    asked = ids_spec([5, 6], grammar=grammar)
-    async for _ in service(backend).generate(pb.GenerateRequest(spec=asked), context()):
-        pass
-    assert backend.last.grammar == grammar
-    asked.grammar = "start: ("
-    with pytest.raises(InvalidRequest) as caught:
-        await anext(service(backend).generate(pb.GenerateRequest(spec=asked), context()))
-    assert caught.value.param == "spec.grammar"
 
 
 async def test_the_prompts_numbers_come_once_and_with_its_tokens() -> None:

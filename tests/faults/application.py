@@ -72,10 +72,6 @@ class Application:
         handle = serve.get_app_handle(APP_NAME)
         return handle.options(method_name="health").remote().result(timeout_s=CALL_TIMEOUT_S)
 
-    def busy_target(self) -> str:
-        """The target replica that plays most rows."""
-        return max(self.stats("Target"), key=lambda stats: stats["rows"])["lane"]
-
     def busy_drafter(self) -> str:
         """The drafter replica that holds most windows."""
         return max(self.stats("Drafter"), key=lambda stats: stats["sessions"])["replica"]
@@ -164,13 +160,13 @@ def application(cache_dir: Path, **changes: Any) -> Iterator[Application]:
         "http_port": free_port(),
         "grpc_port": free_port(),
         "api_keys": tuple(SecretStr(key) for key in KEYS),
-        "max_rows": 2,
+        "max_rows": 4,  # of each target, so that one has room for the rows of both
         "max_queue": 8,
         "block_width": 16,  # every round drafts, so that one without drafts is told from it
         "probe_s": 1.0,
         "session_ttl_s": 10.0,
         "request_timeout_s": 120.0,
-        "window_max_age_s": 15.0,
+        "window_max_age_s": 6.0,
         "cache_dir": cache_dir,
         "placement": Placement(router=Place(num_cpus=0.1), target=two, drafter=two),
     }

@@ -44,13 +44,12 @@ async def clients_leave(app: Application, references: References) -> Row:
         RpcClient(app.rpc_address, KEYS[1]) as rpc,
     ):
         await traffic.flow(2.0)
-        leavers = [Heard(LONG) for _ in range(4)]
+        leavers = [Heard(LONG) for _ in range(app.num_rows)]  # beside two others: two of them must wait
         reading = [
-            asyncio.create_task(client.stream(LONG, heard))
-            for client, heard in zip((http, rpc, http, rpc), leavers, strict=True)
+            asyncio.create_task((http, rpc)[number % 2].stream(LONG, heard))
+            for number, heard in enumerate(leavers)
         ]
-        # Two beside two: there are four rows, so the other two wait.
-        await _until(lambda: sum(bool(heard.samples) for heard in leavers) >= 2, 30)
+        await _until(lambda: sum(bool(heard.samples) for heard in leavers) >= app.num_rows - 2, 30)
         for task in reading:
             task.cancel()
         await asyncio.gather(*reading, return_exceptions=True)
