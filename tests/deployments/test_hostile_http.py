@@ -134,8 +134,8 @@ async def test_the_proxy_passes_on_no_header_that_ray_would_stumble_over_or_obey
 
 
 async def test_rays_proxy_takes_our_callback_and_has_it_outermost() -> None:
-    installed = call_function_from_import_path(PATH)
-    app = _apply_middlewares(_answering, validate_http_proxy_callback_return(installed))
+    installed: Any = validate_http_proxy_callback_return(call_function_from_import_path(PATH))
+    app = _apply_middlewares(_answering, installed)
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
