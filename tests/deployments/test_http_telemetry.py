@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments import router
+from deployments import naming, router
 from deployments.messages import Traffic
 from deployments.metric_table import METRICS
 from deployments.settings import Settings
@@ -209,7 +209,7 @@ def test_a_router_counts_under_its_replicas_own_id(monkeypatch: pytest.MonkeyPat
     """Two routers under one name would make counters jump, since a scrape meets one of them."""
     assert router._engine_name() == "0"  # outside Serve
     context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="a1b2"))
-    monkeypatch.setattr(router.serve, "get_replica_context", lambda: context)
+    monkeypatch.setattr(naming.serve, "get_replica_context", lambda: context)
     engine = SimpleNamespace(open_router=lambda _: SimpleNamespace(tokenizer=tokenizer()))
     monkeypatch.setattr(router, "remote_lanes", lambda settings, parts: [])
     replica = router.RouterReplica(Settings(), engine, None)  # type: ignore[arg-type]
