@@ -133,7 +133,13 @@ def play(options: argparse.Namespace) -> None:
     from tests.deployments.fake_engine import FakeEngine
     from tests.deployments.ray_client import wait_until
 
-    ray.init(f"{HEAD}:6379", log_to_driver=False, logging_level=logging.ERROR)
+    for attempt in range(5):  # its port is open before the head is ready
+        try:
+            ray.init(f"{HEAD}:6379", log_to_driver=False, logging_level=logging.ERROR)
+            break
+        except ConnectionError:
+            if attempt == 4:
+                raise
     wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2, 60)
     here, there = {"here": 0.1}, {"there": 0.1}
     placement = Placement(
