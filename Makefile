@@ -53,7 +53,7 @@ venv: $(VENV)/.run
 # Sizes of one environment: to run, to test, to develop, to fuzz. What was added by hand stays in it.
 EXTRAS_run :=
 EXTRAS_test := --extra test
-EXTRAS_dev := --extra test --group dev
+EXTRAS_dev := --extra test --extra trace --group dev
 EXTRAS_fuzz := --extra test --group fuzz
 
 $(VENV)/.run $(VENV)/.test $(VENV)/.dev $(VENV)/.fuzz: pyproject.toml uv.lock | system

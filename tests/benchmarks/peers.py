@@ -162,7 +162,7 @@ def make_arms(names: list[str], options: Any) -> dict[str, Arm]:
         arms[f"per row, {options.rows} rows, width {block}"] = ours(lambda: FixedWidth(block))
     if "auto" in names:
         costs = measure_costs(lane.target, lane.drafter, max_rows=options.rows, budget_s=240.0)
-        print("ms per round:", {k: round(1e3 * v, 1) for k, v in costs.as_json().items()})
+        print("ms per round:", {k: round(1e3 * v, 1) for k, v in costs.as_json()["rounds"].items()})
         arms[f"per row, {options.rows} rows, width auto"] = ours(lambda: AutoWidth(costs, Acceptance(block)))
     return arms
 

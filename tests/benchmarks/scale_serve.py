@@ -21,6 +21,7 @@ from ray import serve
 from ray.serve._private.request_router.common import PendingRequest
 from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from ray.serve.config import RequestRouterConfig
+from ray.serve.context import _get_global_client
 
 import dflash_core.pair
 from deployments import app
@@ -206,7 +207,9 @@ def _measure(lanes: int, rows: int, routers: int, seconds: float, round_s: float
     bound = target.bind(each, round_s, drafter.bind(0.25 * round_s))
     serve.run(router.bind(settings, RouterEngine(), bound), name="scale", route_prefix="/")
     handle = serve.get_deployment_handle("Router", "scale")
-    port = serve.status() and serve.context._get_global_client().http_config.port
+    client = _get_global_client()
+    assert client is not None
+    port = client.http_config.port
 
     costs: list[tuple[float, float]] = []
 

@@ -160,7 +160,9 @@ class SimulatedLane:
 class SimulatedStage(Stage):
     """Many lanes in the router's own event loop."""
 
-    is_anywhere_open = False
+    @property
+    def is_anywhere_open(self) -> bool:
+        return False
 
     def __init__(self, num_lanes: int, round_s: float):
         self.lanes = {f"lane-{i}": SimulatedLane(f"lane-{i}", round_s) for i in range(num_lanes)}

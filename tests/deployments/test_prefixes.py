@@ -14,6 +14,7 @@ import pytest
 from deployments.boundaries import find_opener, places_to_save
 from deployments.desk import Desk
 from deployments.exchange.messages import DraftCall, DraftReply
+from deployments.exchange.patience import Patience
 from deployments.exchange.remote import RemoteDrafter
 from deployments.exchange.sessions import Sessions
 from deployments.exchange.transport import Transport
@@ -147,7 +148,7 @@ def test_a_drafter_that_loses_a_row_begun_from_a_saved_state_is_given_all_of_it(
 
     def play(request: RowRequest, prefixes: PrefixStore[Snapshot], break_after: int = 10**6) -> list[Any]:
         link.sessions, link.calls, link.drafted = sessions(), [], []
-        drafter = InlineDrafter(link, loop, Transport("value"), "tiny", 4, 30.0)
+        drafter = InlineDrafter(link, loop, Transport("value"), "tiny", 4, Patience(30.0, 30.0))
         policy = WindowPolicy(width=FixedWidth(4), max_rows=2)
         window = Window(W, lane.target, drafter, policy, Prefixes(prefixes, ORIGIN, drafter))
         window.admit(request)
