@@ -178,7 +178,6 @@ class LocalEngine:
         else:
             max_context = read_max_context(target_path)
             block_size = read_block_size(drafter_path) if drafter_path is not None else 1
-        tokenizer = Tokenizer.load(target_path)
         file = target_path / "generation_config.json"
         config = read_loose_json(file) if file.exists() else {}
         card = ModelCard(

@@ -1,7 +1,6 @@
 """The HTTP application: routes, and how failures leave it. Knows a ``Backend``, not Ray."""
 
 import asyncio
-import importlib.metadata
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -9,7 +8,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from deployments import console, telemetry
+from deployments import __version__, console, telemetry
 from deployments.generation import Backend, ModelCard, OverviewBackend
 from deployments.observing.watch import Watch
 from deployments.openai.answer import CHAT, COMPLETION, Answer, Dialect
@@ -56,7 +55,7 @@ def create_app(
     ``returns_request_id`` is false behind a proxy that returns the id itself, or clients would see two.
     """
     limits = limits or Limits()
-    app = FastAPI(title="DFlash Serve", version=_version(), redirect_slashes=False)
+    app = FastAPI(title="DFlash Serve", version=__version__, redirect_slashes=False)
     preparer = Preparer(backend, limits)
     _add_generation(app, backend, limits, preparer)
     _add_tokenizing(app, backend, limits, preparer)
@@ -107,7 +106,7 @@ def _add_generation(app: FastAPI, backend: Backend, limits: Limits, preparer: Pr
             reading = await preparer.run(
                 len(body), reading_of, chat, generation.prompt_ids, backend.tokenizer
             )
-        generation = renamed(generation)
+        generation = replace(renamed(generation), client=client_of(request.scope))
         answer = ResponseAnswer(generation, parsed, backend.tokenizer, reading)
         return GenerationResponse(backend, generation, answer, limits, _told(ignored))
 
@@ -189,7 +188,7 @@ def _add_operations(app: FastAPI, backend: OverviewBackend) -> None:
     @app.get("/version")
     async def version() -> JSONResponse:
         """Tell the version of the server."""
-        return JSONResponse({"version": _version()})
+        return JSONResponse({"version": __version__})
 
 
 def _add_failures(app: FastAPI) -> None:
@@ -216,10 +215,3 @@ def _add_failures(app: FastAPI) -> None:
         response = failure_response(translated, request.scope)
         response.headers.update(error.headers or {})
         return response
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("dflash-serve")
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree
-        return "0+unknown"

@@ -121,7 +121,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "dflash_round_seconds",
         "histogram",
-        "Time of a step of a window by phase: prefill, draft, verify, commit.",
+        "Time of a step of a window by phase: prefill, draft, verify, commit; remote: a round elsewhere.",
         ("phase",),
         _PHASE,
     ),

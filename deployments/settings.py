@@ -1,7 +1,7 @@
 """Every setting of the server, in one frozen object that is read once, at the edge.
 
 Three sources, the later one wins: a YAML file, the environment (``DFLASH_`` and the name in capitals,
-for plain fields), flags. Nothing else in the project reads the environment.
+for plain fields), flags. No setting is read from the environment anywhere else.
 """
 
 import os
@@ -60,7 +60,7 @@ class Placement(_Strict):
 
 
 class Settings(_Strict):
-    """What a person may choose. Field names are also flags, YAML keys and environment variables."""
+    """What a person may choose. Names are YAML keys and environment variables; ``up`` has flags for some."""
 
     # What is served.
     target: str = EMBEDDED  # "embedded", a path or a hub id
@@ -126,10 +126,12 @@ class Settings(_Strict):
     blas_threads: int | None = Field(default=None, ge=1)  # None: cores shared out over the MLX replicas
     placement: Placement = Placement()
 
-    @field_validator("served_model_names", mode="before")
+    @field_validator("served_model_names", "api_keys", "remote_lanes", mode="before")
     @classmethod
-    def _split_names(cls, value: Any) -> Any:
-        return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
+    def _split(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return tuple(part.strip() for part in value.split(",") if part.strip())
 
     @field_validator("served_model_names")
     @classmethod
@@ -137,13 +139,6 @@ class Settings(_Strict):
         if not names or not all(names):
             raise ValueError("at least one name, none of them empty")
         return names
-
-    @field_validator("api_keys", mode="before")
-    @classmethod
-    def _split_keys(cls, value: Any) -> Any:
-        return (
-            tuple(key.strip() for key in value.split(",") if key.strip()) if isinstance(value, str) else value
-        )
 
     @field_validator("drafter", "cache_dir", mode="before")
     @classmethod
@@ -160,11 +155,6 @@ class Settings(_Strict):
         if not isinstance(target, str) or target == EMBEDDED:
             return values
         return {**values, "served_model_names": (model_name(target),)}
-
-    @field_validator("remote_lanes", mode="before")
-    @classmethod
-    def _split_lanes(cls, value: Any) -> Any:
-        return tuple(lane.strip() for lane in value.split(",")) if isinstance(value, str) else value
 
     @field_validator("remote_lanes")
     @classmethod
@@ -279,6 +269,7 @@ def _explain(error: ValidationError) -> str:
             lines.append(f"{where}: there is no such setting (known: {known})")
         else:
             # What was meant as a key is not shown, however wrong it is.
-            got = "" if fault["loc"][:1] == ("api_keys",) else f", got {fault['input']!r}"
+            is_secret = fault["loc"][:1] in (("api_keys",), ("remote_key",))
+            got = "" if is_secret else f", got {fault['input']!r}"
             lines.append(f"{where}: {fault['msg']}{got}")
     return "\n".join(lines)

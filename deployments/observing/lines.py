@@ -13,9 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Literal
 
-from ray import serve
-from ray.serve.exceptions import RayServeException
-
+from deployments.naming import replica_name
 from deployments.observing.account import current
 from dflash_core.errors import DFlashError
 
@@ -79,7 +77,7 @@ def _told(error: BaseException) -> str:
 
 def write_logs(form: Format, folder: Path | None, deployment: str) -> None:
     """Write this process's lines to standard error, or to files of its own in ``folder``."""
-    replica = _replica_name(deployment)
+    replica = replica_name(outside=deployment)  # there is one of each then
     handler: logging.Handler
     if folder is None:
         handler = logging.StreamHandler(sys.stderr)
@@ -98,10 +96,3 @@ def write_logs(form: Format, folder: Path | None, deployment: str) -> None:
             logger.removeHandler(old)
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
-
-
-def _replica_name(deployment: str) -> str:
-    try:
-        return serve.get_replica_context().replica_id.unique_id
-    except RayServeException:
-        return deployment  # outside Serve there is one of each

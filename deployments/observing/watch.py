@@ -14,9 +14,16 @@ from dflash_core.errors import DFlashError
 
 access = logging.getLogger("dflash.access")
 
-# Probes come every second, a console's looks twice as often, and their answers are no news.
+# Probes and routers elsewhere ask every second, a console twice as often, and their answers are no news.
 QUIET = frozenset(
-    {"/health", "/metrics", "/console/state", "grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch"}
+    {
+        "/health",
+        "/metrics",
+        "/console/state",
+        "grpc.health.v1.Health/Check",
+        "grpc.health.v1.Health/Watch",
+        "dflash.v1.DFlashService/GetStats",
+    }
 )
 _MAX_SHOWN = 200  # characters of a path
 _SAID = frozenset({"method", "path", "status", "seconds"})  # of the facts, those that are the line's words

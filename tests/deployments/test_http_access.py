@@ -36,11 +36,19 @@ def test_each_key_opens(client: httpx2.Client, key: str):
 
 
 @pytest.mark.parametrize(("key", "name"), [("one", "key-1"), ("zwö", "key-2")])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat()),
+        ("/v1/completions", {"model": "stub-model", "prompt": "Hi"}),
+        ("/v1/responses", {"model": "stub-model", "input": "Hi"}),
+    ],
+)
 def test_a_request_is_known_by_its_key_which_it_does_not_tell(
-    served: tuple[StubBackend, httpx2.Client], key: str, name: str
+    served: tuple[StubBackend, httpx2.Client], key: str, name: str, path: str, body: dict[str, object]
 ):
     backend, client = served
-    client.post(CHAT, json=chat(), headers=bearer(key))
+    assert client.post(path, json=body, headers=bearer(key)).status_code == 200
     assert backend.last.client == name
 
 

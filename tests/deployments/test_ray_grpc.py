@@ -419,7 +419,7 @@ def test_joining_a_serve_without_our_services_says_how_to_start_it(
     _check_grpc(serving, SETTINGS.model_copy(update={"grpc_port": 9}))
     said = capsys.readouterr().err
     assert said.startswith("dflash-serve: no gRPC")
-    assert "--grpc-port 9 --grpc-servicer-functions deployments.rpc.dflash.v1" in said
+    assert "--grpc-port 9 --grpc-servicer-functions deployments.rpc.servicers.add_dflash" in said
 
 
 def readme(language: str, word: str) -> str:

@@ -47,6 +47,14 @@ def test_every_fault_has_its_line() -> None:
     assert any(line.startswith("placement.target.replicas: ") for line in lines)
 
 
+def test_a_remote_key_of_the_wrong_type_is_not_shown(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("remote_key: 123456\n")
+    with pytest.raises(SettingsError, match="remote_key: ") as caught:
+        load_settings(file, environment={})
+    assert "123456" not in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["- a\n- b\n", "a: [\n"])
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "settings.yaml"

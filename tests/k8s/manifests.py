@@ -13,7 +13,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
 FOLDERS = ("base", "overlays/two-lanes", "overlays/cuda", "overlays/remote-lanes", "batch")
-SERVED = FOLDERS[:3]
+SERVED = FOLDERS[:4]
 
 Manifest = dict[str, Any]
 

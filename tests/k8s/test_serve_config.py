@@ -98,7 +98,7 @@ def test_blas_threads_are_the_workers_cpus_where_mlx_computes_on_them(folder: st
     (application,) = serve_config(folder)["applications"]
     settings = Settings.model_validate(application["args"])
     group = ray_service(folder)["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
-    if not settings.placement.target.resources:
+    if settings.local_lanes and not settings.placement.target.resources:
         assert str(settings.blas_threads) == group["rayStartParams"]["num-cpus"]
 
 
