@@ -134,6 +134,7 @@ class TextTokens:
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token id, if asked for
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # once, of the prompt's second token and on
     round: RoundDetail | None = None  # if asked for
+    num_first: int = 0  # leading ``token_ids`` that reading the prompt gave, before any round
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,12 @@ from deployments.generation import Backend, Generation
 from deployments.openai.limits import Limits
 from deployments.openai.prepare import prepare
 from deployments.openai.schema import GenerationRequest
-from dflash_core.errors import InvalidRequest
+from dflash_core.errors import InvalidRequest, QueueFull
 from dflash_core.text.grammar import Grammars
 
 Result = TypeVar("Result")
+
+QUEUE_S = 10.0  # that a grammar waits for others to be compiled
 
 
 class Preparer:
@@ -50,8 +52,18 @@ class Preparer:
 
     async def _compile(self, grammar: str, param: str | None) -> None:
         """Raise unless a target could follow the grammar: it compiles it again, from the same text."""
-        loop = asyncio.get_running_loop()
-        compiled = loop.run_in_executor(self._compiling, self._grammars.matcher, grammar)
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+
+        def compile_it() -> None:
+            loop.call_soon_threadsafe(begun.set)
+            self._grammars.matcher(grammar)
+
+        compiled = loop.run_in_executor(self._compiling, compile_it)
+        try:
+            await asyncio.wait_for(begun.wait(), QUEUE_S)
+        except TimeoutError:  # others' grammars are no fault of this one
+            compiled.cancel()
+            raise QueueFull("Other grammars are being compiled; try again later.", retry_after=5.0) from None
         try:
             await asyncio.wait_for(compiled, self._limits.grammar_timeout_s)
         except InvalidRequest as error:

@@ -101,7 +101,7 @@ class RouterReplica:
         facts = target.pop("facts") if target is not None else {}
         card = self.model_card
         return {
-            "status": self._status(target is not None or self._stages.has_remote),
+            "status": self._status(target is not None or self._desk.num_lanes > 0 or self._stages.has_remote),
             "model": card.names[0],
             "drafter": card.drafter,
             "drafter_state": target["drafter"] if target is not None else None,

@@ -132,7 +132,9 @@ class Ticket:
     ) -> None:
         logprobs = row.logprobs[: len(used)]
         self.has_prompt_logprobs |= bool(row.prompt_logprobs)
-        told = TextTokens(text, used, self.usage(), self.index, logprobs, row.prompt_logprobs, detail)
+        told = TextTokens(
+            text, used, self.usage(), self.index, logprobs, row.prompt_logprobs, detail, row.num_first
+        )
         self.events.put_nowait(told)
 
     def _detail(

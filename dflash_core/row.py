@@ -1,5 +1,6 @@
 """A request inside a window, and what it still has to say."""
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -8,10 +9,12 @@ from typing import TypeVar
 import numpy as np
 
 from dflash_core.constraint import Constraint
-from dflash_core.errors import DFlashError, RowFailed
+from dflash_core.errors import DFlashError, InvalidRequest, RowFailed
 from dflash_core.events import FinishReason
 from dflash_core.processors import SampledRow
 from dflash_core.request import RowId, RowRequest
+
+logger = logging.getLogger("dflash.engine")
 
 T = TypeVar("T")
 
@@ -74,10 +77,11 @@ class Row:
             return None
         try:
             return work(self.compiling.result())
-        except DFlashError as error:
+        except (InvalidRequest, RowFailed) as error:
             self.failure = error
-        except Exception as error:  # a library of somebody else's
-            self.failure = RowFailed(f"the grammar cannot be followed: {error}")
+        except Exception:  # a library of somebody else's, or a file: its words are not for clients
+            logger.exception("row %s cannot follow its grammar", self.row_id)
+            self.failure = RowFailed("the grammar cannot be followed")
         return None
 
     def commit(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:

@@ -252,12 +252,10 @@ class Window:
 
     def _settle_row(self, slot: int, row: Row, outcome: Outcome) -> RowProgress:
         drafted = outcome.chosen.shape[1] - 1
-        if not outcome.is_finite[slot]:
-            self._vacate(slot, scrub=True)
-            return _failed(row, drafted)
-        if row.failure is not None:
-            self._vacate(slot, scrub=False)
-            return _failed(row, drafted, row.failure)
+        is_finite = bool(outcome.is_finite[slot])
+        if row.failure is not None or not is_finite:  # a mask that failed may leave nothing finite
+            self._vacate(slot, scrub=not is_finite)
+            return _failed(row, drafted, row.failure or _NOT_FINITE)
         accepted = int(outcome.accepted[slot])
         tokens, reason = row.commit(tuple(outcome.chosen[slot, : accepted + 1].tolist()))
         if reason is not None:
@@ -286,15 +284,12 @@ class Window:
     def _begin(self, done: Prefilled) -> RowProgress:
         """Emit a row's first token and give it a slot, unless it ends at once."""
         row = done.row
-        if not done.is_finite:
-            self._prefill.release(done.slot, scrub=True)
+        if done.is_finite:
+            self._prefill.keep_snapshots(row)
+        if row.failure is not None or not done.is_finite:
+            self._prefill.release(done.slot, scrub=not done.is_finite)
             self.drafter.drop(self.window_id, (row.row_id,))
-            return _failed(row, 0)
-        self._prefill.keep_snapshots(row)
-        if row.failure is not None:
-            self._prefill.release(done.slot, scrub=False)
-            self.drafter.drop(self.window_id, (row.row_id,))
-            return _failed(row, 0, row.failure)
+            return _failed(row, 0, row.failure or _NOT_FINITE)
         tokens, reason = row.commit((done.token,))
         if reason is None:
             self._join(done)
@@ -404,7 +399,7 @@ class Window:
 _NOT_FINITE = RowFailed("the model produced a non-finite value")
 
 
-def _failed(row: Row, drafted: int, failure: DFlashError = _NOT_FINITE) -> RowProgress:
+def _failed(row: Row, drafted: int, failure: DFlashError) -> RowProgress:
     return RowProgress(row.row_id, (), drafted, 0, 0, "error", str(failure), failure.kind)
 
 

@@ -32,7 +32,8 @@ class Patience:
     def limit_s(self, shape: Shape, num_tokens: int) -> float:
         """Seconds to wait for drafts of a shape that bring the drafter features of ``num_tokens``.
 
-        What a round brings, a block a row, is part of every sample; more than that has time of its own.
+        What a round brings, a block a row, is part of every sample; more than that has time of its own,
+        inside the cap: a drafter with long contexts to build does so while rounds are classic.
         """
         slots, width = shape
         news = max(0, num_tokens - slots * width)
@@ -41,7 +42,7 @@ class Patience:
             limit = self._cap_s
             if len(took) >= MIN_SAMPLES:
                 limit = min(limit, max(SLOWER * statistics.median(took), self._floor_s))
-        return limit + news / TOKENS_PER_SECOND
+        return min(self._cap_s, limit + news / TOKENS_PER_SECOND)
 
     def observe(self, shape: Shape, num_tokens: int, seconds: float) -> None:
         """An answer came; one that brought a prompt says nothing of others."""

@@ -72,8 +72,10 @@ class Retention:
             if self._num_bytes <= self._limit:
                 return
             self._num_bytes -= old.let_go(old.confirmed)
-        for old in self._rows:  # the drafter is far behind: only now at the cost of drafts
-            if self._num_bytes <= self._limit:
+        # The drafter is far behind: only now at the cost of drafts, and of few rows. One that keeps nothing
+        # is whole as long as its context is.
+        for old in sorted(self._rows, key=lambda row: row.num_bytes, reverse=True):
+            if self._num_bytes <= self._limit or not old.num_bytes:
                 return
             self.give_up(old)
 

@@ -15,5 +15,5 @@ def remote_lanes(settings: Settings, parts: RouterParts) -> list[RemoteLane]:
     keys = read_keys(settings.remote_key_file)
     own = settings.remote_key.get_secret_value() if settings.remote_key is not None else None
     key = keys[0] if keys else own
-    model = Model(parts.card.names, parts.tokenizer.vocab_size)
+    model = Model(parts.card.names, parts.tokenizer.vocab_size, parts.card.max_context)
     return [RemoteLane(address, key, model, settings.max_rows) for address in settings.remote_lanes]

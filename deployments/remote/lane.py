@@ -30,6 +30,7 @@ class Model:
 
     names: tuple[str, ...]
     vocab_size: int
+    max_context: int  # at least: what fits here is to fit there
 
 
 class RemoteLane:
@@ -103,13 +104,12 @@ class RemoteLane:
         """How the lane stands; None if it takes no rows now."""
         client = self._open_client()
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                if not await client.is_serving():
-                    self._answered("not serving")
-                    return None
-                if self._served_name is None and not await self._introduce(client):
-                    return None
-                stats = await client.stats()
+            if not await asyncio.wait_for(client.is_serving(), TIMEOUT_S):
+                self._answered("not serving")
+                return None
+            if self._served_name is None and not await asyncio.wait_for(self._introduce(client), TIMEOUT_S):
+                return None
+            stats = await asyncio.wait_for(client.stats(), TIMEOUT_S)
         except (CallFailed, TimeoutError) as error:
             if isinstance(error, CallFailed) and error.code == grpc.StatusCode.UNAUTHENTICATED:
                 self._answered("refuses our key")
@@ -124,7 +124,12 @@ class RemoteLane:
     async def _introduce(self, client: AsyncClient) -> bool:
         """Find out whether our model is served there, and by which name."""
         models = [model for model in await client.models() if model.name in self._model.names]
-        fitting = [model for model in models if model.vocabulary_size == self._model.vocab_size]
+        ours = self._model
+        fitting = [
+            model
+            for model in models
+            if model.vocabulary_size == ours.vocab_size and model.max_context >= ours.max_context
+        ]
         if not fitting:
             self._answered("another model")
             return False

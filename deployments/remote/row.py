@@ -13,11 +13,11 @@ _REASONS: dict[int, FinishReason] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_RE
 
 @dataclass
 class RemoteRow:
-    """Folds events. Each message of tokens is a round, but for a first one without drafts: the prompt's."""
+    """Folds events. Each message of tokens is a round, but for the first token, which the prompt gave."""
 
     request: RowRequest
     has_started: bool = False
-    num_messages: int = 0
+    has_tokens: bool = False
     last_at: float | None = None  # when tokens came
     _told: int = 0  # drafts accepted up to now
     _held: pb.Tokens = field(default_factory=pb.Tokens)
@@ -41,9 +41,8 @@ class RemoteRow:
         return RowProgress(self.request.row_id, (), 0, 0, 0, "error", message, kind)
 
     def is_round(self, progress: RowProgress) -> bool:
-        """Whether this was a round of the row; asked once for each progress with tokens."""
-        self.num_messages += bool(progress.tokens)
-        return bool(progress.tokens) and (self.num_messages > 1 or progress.accepted > 0)
+        """Whether this was a round of the row."""
+        return len(progress.tokens) > progress.num_first
 
     def _finish(self, event: pb.Finished) -> RowProgress:
         """What was drafted beyond what was accepted is told at the end alone."""
@@ -60,11 +59,14 @@ class RemoteRow:
             logprobs=last.logprobs,
             prompt_logprobs=last.prompt_logprobs,
             cached_tokens=event.usage.cached_tokens,
+            num_first=last.num_first,
         )
 
     def _progress(self, message: pb.Tokens, finish: FinishReason | None = None) -> RowProgress:
         accepted = sum(token.origin == pb.TOKEN_ORIGIN_ACCEPTED for token in message.tokens)
         self._told += accepted
+        num_first = int(bool(message.tokens) and not self.has_tokens)
+        self.has_tokens |= bool(message.tokens)
         wants = self.request.num_top_logprobs is not None
         return RowProgress(
             self.request.row_id,
@@ -75,6 +77,7 @@ class RemoteRow:
             finish,
             logprobs=_numbers(message.tokens) if wants else (),
             prompt_logprobs=_numbers(message.prompt),
+            num_first=num_first,
         )
 
 

@@ -57,11 +57,14 @@ class Answer:
         )
 
     def _tokens(self, event: TextTokens) -> pb.Tokens:
-        """A round's leading tokens are its accepted drafts; budget and stops cut at the end."""
+        """A round's leading tokens are its accepted drafts; budget and stops cut at the end.
+
+        What reading the prompt gave stands before them, and is the target's own.
+        """
         num_accepted = event.usage.accepted - self._accepted
         self._accepted = event.usage.accepted
         origins = (
-            pb.TOKEN_ORIGIN_ACCEPTED if index < num_accepted else pb.TOKEN_ORIGIN_BONUS
+            pb.TOKEN_ORIGIN_ACCEPTED if 0 <= index - event.num_first < num_accepted else pb.TOKEN_ORIGIN_BONUS
             for index in range(len(event.token_ids))
         )
         tokens = [

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import httpx2
@@ -16,7 +17,7 @@ from deployments.openai.limits import Limits
 from deployments.telemetry import Statistics
 from deployments.ticket import Ticket
 from dflash_core.text import TextStream
-from dflash_core.text.grammar import MAX_GRAMMAR_BYTES
+from dflash_core.text.grammar import MAX_GRAMMAR_BYTES, Grammars
 from tests.core.engine_fixtures import open_window
 from tests.deployments.http_stub import StubBackend, chat
 from tests.deployments.random_schemas import random_schema
@@ -106,11 +107,25 @@ def test_what_cannot_be_followed_is_a_400_that_names_it(
     assert backend.generations == []  # nothing is half admitted
 
 
-def test_a_grammar_that_takes_too_long_is_a_400() -> None:
-    backend = StubBackend()
+def test_a_grammar_that_takes_too_long_is_a_400(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, is_over = StubBackend(), threading.Event()
+    monkeypatch.setattr(Grammars, "matcher", lambda self, grammar: is_over.wait(60))
     (refused,) = post(backend, {"guided_regex": "a"}, limits=Limits(grammar_timeout_s=0.0))
     assert refused.status_code == 400
+    is_over.set()
     assert refused.json()["error"]["param"] == "guided_regex"
+    assert backend.generations == []
+
+
+def test_a_grammar_behind_others_that_take_long_is_told_to_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend, is_over = StubBackend(), threading.Event()
+    monkeypatch.setattr(Grammars, "matcher", lambda self, grammar: is_over.wait(60))
+    monkeypatch.setattr("deployments.preparing.QUEUE_S", 0.05)
+    answers = post(backend, *[{"guided_regex": "a"}] * 2, limits=Limits(grammar_timeout_s=0.5))
+    is_over.set()
+    assert sorted(answer.status_code for answer in answers) == [400, 429]
     assert backend.generations == []
 
 

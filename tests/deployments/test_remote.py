@@ -23,7 +23,7 @@ from tests.deployments.other_cluster import OtherCluster, other_cluster
 from tests.deployments.relay import relay_to
 from tests.deployments.test_desk import TOKENIZER, collect, desk, expected, request, tokens
 
-MODEL = Model(("dflash-embedded", "demo"), TOKENIZER.vocab_size)
+MODEL = Model(("dflash-embedded", "demo"), TOKENIZER.vocab_size, 1)
 PERIOD_S = 0.05
 
 

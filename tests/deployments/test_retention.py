@@ -50,6 +50,20 @@ def test_rows_keep_speculating_within_the_bound(drafter: RemoteDrafter) -> None:
     assert drafter.retention.num_bytes == 0
 
 
+def test_a_row_that_begins_with_too_much_costs_no_other_row_its_drafts(
+    drafter: RemoteDrafter, link: LocalLink
+) -> None:
+    window = FakeWindow(W, drafter, 8, 0.0)
+    window.admit(row("old", 100, 4000))
+    window.admit(row("young", 30, 4000))
+    play(window, 4)
+    window.admit(row("vast", 900, 4000))  # all of it still to be sent
+    after = play(window, 6)
+    assert drafter.retention.num_bytes <= LIMIT
+    accepted = {r.row_id: r.accepted for r in after[-1].rows}
+    assert (accepted["old"], accepted["young"], accepted["vast"]) == (BLOCK - 1, BLOCK - 1, 0)
+
+
 def test_without_a_bound_all_is_kept(link: LocalLink, loop: asyncio.AbstractEventLoop) -> None:
     unbounded = RemoteDrafter(link, loop, Transport("value"), "fake", BLOCK, Patience(0.3, 0.3))
     window = FakeWindow(W, unbounded, 8, 0.0)

@@ -268,9 +268,10 @@ async def test_tokens_tell_their_log_probabilities_if_asked(top: int | None) -> 
 async def test_tokens_tell_accepted_drafts_from_the_targets_own() -> None:
     async def script(generation: Generation) -> AsyncGenerator[Event, None]:
         yield Started("w", "l")
-        yield TextTokens("a", (11,), Usage(1, 1))  # after the prompt
-        yield TextTokens("b", (12, 13, 14), Usage(1, 4, rounds=1, drafted=7, walked=2, accepted=2))
-        yield TextTokens("", (15, 16), Usage(1, 6, rounds=2, drafted=14, walked=5, accepted=5))  # cut
+        first = Usage(1, 3, rounds=1, drafted=7, walked=1, accepted=1)
+        yield TextTokens("a", (11, 20, 21), first, num_first=1)  # the prompt's, and the first round's
+        yield TextTokens("b", (12, 13, 14), Usage(1, 6, rounds=2, drafted=14, walked=3, accepted=3))
+        yield TextTokens("", (15, 16), Usage(1, 8, rounds=3, drafted=21, walked=6, accepted=6))  # cut
         async for event in two_rounds(generation):
             if not isinstance(event, Started | TextTokens):
                 yield event
@@ -280,7 +281,7 @@ async def test_tokens_tell_accepted_drafts_from_the_targets_own() -> None:
     messages = await played(backend, context())
     origins = [[token.origin for token in message.tokens.tokens] for message in messages[1:4]]
     accepted, bonus = pb.TOKEN_ORIGIN_ACCEPTED, pb.TOKEN_ORIGIN_BONUS
-    assert origins == [[bonus], [accepted, accepted, bonus], [accepted, accepted]]
+    assert origins == [[bonus, accepted, bonus], [accepted, accepted, bonus], [accepted, accepted]]
     assert messages[4].finished.reason == pb.FINISH_REASON_STOP
     assert messages[4].finished.WhichOneof("stop") is None
 

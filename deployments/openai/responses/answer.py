@@ -132,10 +132,13 @@ class ResponseAnswer:
             if part.thoughts:
                 item, opened = self._growing(Thoughts)
                 events += opened + self._numbered(item.grow(part.thoughts))
+                self._untold = []  # they are no part of the text
             if part.content:
                 item, opened = self._growing(Message)
                 numbers, self._untold = self._untold, []
                 events += opened + self._numbered(item.grow(part.content, numbers))
+            if part.calls:
+                self._untold = []
             for call in part.calls:
                 events += self._begin(FunctionCall(call)) + self._finish("completed")
         return events
