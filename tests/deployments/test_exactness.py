@@ -245,7 +245,7 @@ def test_a_strict_drafter_replica_loads_at_its_first_call(
         replica = DrafterReplica.__new__(DrafterReplica)
         settings = Settings(target=target, drafter=drafter, max_rows=1, strict=is_strict)
         await replica.__init__(settings, LocalEngine())  # as Serve builds it
-        assert await replica.stats() == {"sessions": 0}
+        assert (await replica.stats())["sessions"] == 0
         await replica.close(WindowId("w"))
         at_start = len(reads)
         assert await replica.lengths(WindowId("w")) == {}
