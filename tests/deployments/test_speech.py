@@ -167,13 +167,13 @@ def test_what_is_no_call_is_refused(text: str):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "is_open"),
+    ("prompt", "is_open", "is_over"),
     [
-        ("<|im_start|>user\n<think><|im_end|>\n<|im_start|>assistant\n", False),
-        ("<|im_start|>assistant\n<think>\n", True),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("<|im_start|>user\n<think><|im_end|>\n<|im_start|>assistant\n", False, False),
+        ("<|im_start|>assistant\n<think>\n", True, False),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False, True),
     ],
 )
-def test_a_prompt_that_ends_in_thoughts_is_seen(prompt: str, is_open: bool):
+def test_a_prompt_that_ends_in_thoughts_is_seen(prompt: str, is_open: bool, is_over: bool):
     found = thinking_of(tokenizer().encode(prompt), tokenizer())
-    assert found == Thinking("<think>", "</think>", is_open)
+    assert found == Thinking("<think>", "</think>", is_open, is_over)
