@@ -58,7 +58,7 @@ def test_transports_differ_in_nothing_but_the_way(
     window.retire(RowId("b"))
     assert drafter.num_refs == 0
     window.close()
-    wait_until(lambda: num_stored_bytes() < before + SERVES_OWN_BYTES, 10)
+    wait_until(lambda: num_stored_bytes() < before + SERVES_OWN_BYTES, 30)
     wait_until(lambda: call("Drafter", "stats")["sessions"] == 0, 5)
 
 

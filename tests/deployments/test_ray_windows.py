@@ -17,7 +17,7 @@ from deployments.messages import Opened, Opening, Refused
 from deployments.settings import Place, Placement
 from dflash_core.errors import DeadlineExceeded, QueueFull
 from dflash_core.request import WindowId
-from tests.deployments.fake_engine import BLOCK
+from tests.deployments.fake_engine import BLOCK, RoundLog
 from tests.deployments.ray_client import (
     SETTINGS,
     Client,
@@ -64,7 +64,8 @@ def test_drafts_are_spoken_for_in_the_usage(fake_app: DeploymentHandle) -> None:
     assert end.usage.drafted == end.usage.accepted == 4 * (BLOCK - 1)
 
 
-def test_a_full_queue_says_when_to_come_back(fake_app: DeploymentHandle) -> None:
+def test_a_full_queue_says_when_to_come_back(fake_app: DeploymentHandle, round_log: RoundLog) -> None:
+    round_log.set_pace(0.3)  # nobody ends while the queue is looked at, however busy the machine
     running = [Client(generation(max_tokens=400)).start(fake_app) for _ in range(4)]
     wait_until(lambda: all(client.windows for client in running))
     waiting = [Client(generation(max_tokens=8)).start(fake_app) for _ in range(2)]
@@ -72,6 +73,7 @@ def test_a_full_queue_says_when_to_come_back(fake_app: DeploymentHandle) -> None
     refused = Client(generation()).start(fake_app).join(5)
     assert isinstance(refused.error, QueueFull)
     assert refused.error.retry_after >= 1
+    round_log.set_pace(0.02)
     assert all(client.join().is_complete for client in [*running, *waiting])
 
 
