@@ -60,7 +60,7 @@ def test_a_row_that_begins_with_too_much_costs_no_other_row_its_drafts(
     window.admit(row("vast", 900, 4000))  # all of it still to be sent
     after = play(window, 6)
     assert drafter.retention.num_bytes <= LIMIT
-    accepted = {r.row_id: r.accepted for r in after[-1].rows}
+    accepted: dict[str, int] = {r.row_id: r.accepted for r in after[-1].rows}
     assert (accepted["old"], accepted["young"], accepted["vast"]) == (BLOCK - 1, BLOCK - 1, 0)
 
 
