@@ -92,6 +92,7 @@ class Kept(logging.Handler):
 @pytest.fixture
 def records(caplog: pytest.LogCaptureFixture) -> Iterator[list[logging.LogRecord]]:
     caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "dflash")  # other tests may have set up a replica's log
     kept = Kept()
     logging.getLogger().addHandler(kept)
     yield kept.records
