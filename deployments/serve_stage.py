@@ -89,7 +89,8 @@ class ServeStage:
 
         async def ask(lane: str) -> Standing:
             call = self._target.options(method_name="standing", session_id=lane)
-            return await asyncio.wait_for(_awaited(call.remote(router, num_waiting)), STATS_TIMEOUT_S)
+            async with asyncio.timeout(STATS_TIMEOUT_S):  # not wait_for: it may lose a cancellation
+                return await _awaited(call.remote(router, num_waiting))
 
         return await asyncio.gather(*(ask(lane) for lane in self._lanes), return_exceptions=True)
 

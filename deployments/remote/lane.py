@@ -104,12 +104,17 @@ class RemoteLane:
         """How the lane stands; None if it takes no rows now."""
         client = self._open_client()
         try:
-            if not await asyncio.wait_for(client.is_serving(), TIMEOUT_S):
+            # Each question has its own time. No ``wait_for``: before Python 3.12 it may lose a cancellation.
+            async with asyncio.timeout(TIMEOUT_S):
+                is_serving = await client.is_serving()
+            if not is_serving:
                 self._answered("not serving")
                 return None
-            if self._served_name is None and not await asyncio.wait_for(self._introduce(client), TIMEOUT_S):
-                return None
-            stats = await asyncio.wait_for(client.stats(), TIMEOUT_S)
+            async with asyncio.timeout(TIMEOUT_S):
+                if self._served_name is None and not await self._introduce(client):
+                    return None
+            async with asyncio.timeout(TIMEOUT_S):
+                stats = await client.stats()
         except (CallFailed, TimeoutError) as error:
             if isinstance(error, CallFailed) and error.code == grpc.StatusCode.UNAUTHENTICATED:
                 self._answered("refuses our key")

@@ -110,6 +110,30 @@ async def test_a_killed_lanes_rows_go_on_elsewhere_where_they_were() -> None:
             assert generation.sampling == asked.sampling  # min_tokens counts from the prompt's end again
 
 
+async def test_a_watch_that_is_cancelled_while_an_answer_comes_ends() -> None:
+    asked: list[asyncio.Future[bool]] = []
+
+    class Client:
+        def __init__(self, address: str, **options: object):
+            pass
+
+        def is_serving(self) -> "asyncio.Future[bool]":
+            asked.append(asyncio.get_running_loop().create_future())
+            return asked[-1]
+
+        async def close(self) -> None:
+            pass
+
+    lane = RemoteLane("there:1", None, MODEL, 4, Client)  # type: ignore[arg-type]
+    watch = asyncio.ensure_future(lane.watch(lambda name, standings: None, 0.0))
+    await until(lambda: asked)
+    asked[0].set_result(False)
+    watch.cancel()
+    async with asyncio.timeout(5):
+        await asyncio.gather(watch, return_exceptions=True)
+    assert watch.cancelled()
+
+
 async def test_a_link_that_is_cut_or_silent_costs_a_pause_and_no_token() -> None:
     async with other_cluster() as other, relay_to(other.port) as relay, router(relay.port) as (d, stages):
         running = asyncio.ensure_future(collect(d, request(1, 600)))
