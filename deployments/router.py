@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
@@ -21,7 +21,7 @@ from deployments.observing.exporting import exporting_to
 from deployments.observing.watch import Watch
 from deployments.openai.limits import Limits
 from deployments.remote import remote_lanes
-from deployments.serve_stage import STATS_TIMEOUT_S
+from deployments.serve_stage import STATS_TIMEOUT_S, awaited
 from deployments.settings import Settings
 from deployments.siblings import Replicas, Siblings
 from deployments.stages import Stages
@@ -165,7 +165,7 @@ class RouterReplica:
             return None
         call = self._target.options(method_name="stats", _by_reference=True)
         try:
-            stats: dict[str, Any] = await asyncio.wait_for(_awaited(call.remote()), STATS_TIMEOUT_S)
+            stats: dict[str, Any] = await asyncio.wait_for(awaited(call.remote()), STATS_TIMEOUT_S)
         except Exception as error:
             logger.debug("no target answers: %s", error)
             return None
@@ -180,7 +180,3 @@ def _engine_name() -> str:
     Each router counts for itself, and a scrape meets one of them: under one name their counters would jump.
     """
     return replica_name(outside="0")  # there is one router then
-
-
-async def _awaited(response: Awaitable[Any]) -> Any:
-    return await response

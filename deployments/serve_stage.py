@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import AsyncGenerator, Awaitable
-from typing import cast
+from typing import TypeVar, cast
 
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
@@ -14,6 +14,8 @@ from deployments.messages import Answer, Closed, Letter, Opening, Refused
 from dflash_core.request import WindowId
 
 logger = logging.getLogger("dflash.router")
+
+Answered = TypeVar("Answered")
 
 STATS_TIMEOUT_S = 1.0
 
@@ -90,7 +92,7 @@ class ServeStage:
         async def ask(lane: str) -> Standing:
             call = self._target.options(method_name="standing", session_id=lane)
             async with asyncio.timeout(STATS_TIMEOUT_S):  # not wait_for: it may lose a cancellation
-                return await _awaited(call.remote(router, num_waiting))
+                return await awaited(call.remote(router, num_waiting))
 
         return await asyncio.gather(*(ask(lane) for lane in self._lanes), return_exceptions=True)
 
@@ -103,7 +105,8 @@ class ServeStage:
         task.add_done_callback(self._mail.discard)
 
 
-async def _awaited(response: Awaitable[Standing]) -> Standing:
+async def awaited(response: Awaitable[Answered]) -> Answered:
+    """A response of a Serve handle as a coroutine, which a time limit can be set for."""
     return await response
 
 

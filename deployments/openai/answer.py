@@ -122,7 +122,7 @@ class Answer:
         """Return the answer in one object, once every choice has ended."""
         choices = [choice.whole() for choice in self._choices]
         answer = self._with_prompt_ids(self._envelope(self._dialect.whole_object, choices))
-        return answer | {"usage": usage_json(self._usage), "dflash": self._speculation(self._usage)}
+        return answer | {"usage": usage_json(self._usage), "dflash": speculation(self._usage, self._place)}
 
     @property
     def _usage(self) -> Usage:
@@ -130,12 +130,12 @@ class Answer:
 
     def _closing(self, choice: Choice) -> list[Json]:
         last = self._chunk(choice.closing(), self._usage)
-        last["dflash"] = self._speculation(choice.usage)
+        last["dflash"] = speculation(choice.usage, self._place)
         is_over = all(other.ended is not None for other in self._choices)
         if not self._generation.delivery.include_usage or not is_over:
             return [last]
         usage = self._envelope(self._dialect.chunk_object, [])
-        numbers = {"usage": usage_json(self._usage), "dflash": self._speculation(self._usage)}
+        numbers = {"usage": usage_json(self._usage), "dflash": speculation(self._usage, self._place)}
         return [last, usage | numbers]
 
     def _chunk(self, choice: Json, usage: Usage) -> Json:
@@ -164,13 +164,15 @@ class Answer:
             body["prompt_token_ids"] = list(self._generation.prompt_ids)
         return body
 
-    def _speculation(self, usage: Usage) -> Json:
-        return {
-            "rounds": usage.rounds,
-            "drafted": usage.drafted,
-            "walked": usage.walked,
-            "accepted": usage.accepted,
-            "mean_accept": round(usage.mean_accept, 4),
-            "window": self._place.window if self._place else None,
-            "lane": self._place.lane if self._place else None,
-        }
+
+def speculation(usage: Usage, place: Started | None) -> Json:
+    """The ``dflash`` object of an answer: what speculation gave it, and where it was played."""
+    return {
+        "rounds": usage.rounds,
+        "drafted": usage.drafted,
+        "walked": usage.walked,
+        "accepted": usage.accepted,
+        "mean_accept": round(usage.mean_accept, 4),
+        "window": place.window if place else None,
+        "lane": place.lane if place else None,
+    }

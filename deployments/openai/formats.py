@@ -13,23 +13,25 @@ from dflash_core.text.grammar import MAX_GRAMMAR_BYTES
 Json = dict[str, Any]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """Of a client's request: exact types, finite numbers; what is not known is left out."""
+
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore", frozen=True)
 
 
-class TextFormat(_Strict):
+class TextFormat(Strict):
     """Anything."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(_Strict):
+class JsonObjectFormat(Strict):
     """Any JSON object."""
 
     type: Literal["json_object"]
 
 
-class NamedSchema(_Strict):
+class NamedSchema(Strict):
     """A JSON schema with a name, which is the client's own."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
@@ -42,7 +44,7 @@ class NamedSchema(_Strict):
     ] = None
 
 
-class JsonSchemaFormat(_Strict):
+class JsonSchemaFormat(Strict):
     """JSON that a schema describes."""
 
     type: Literal["json_schema"]
@@ -82,7 +84,7 @@ Choices = Annotated[list[str], Field(min_length=1, max_length=10_000, fail_fast=
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
 
 
-class StructuredOutputs(_Strict):
+class StructuredOutputs(Strict):
     """vLLM's field: one of these. Grammars are llguidance's Lark, its JSON that bundles several, or GBNF."""
 
     json_: Annotated[SchemaOrText | None, Field(alias="json")] = None

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
@@ -22,7 +21,14 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, from_json
 
-from deployments.openai.formats import Choices, Pattern, ResponseFormat, SchemaOrText, StructuredOutputs
+from deployments.openai.formats import (
+    Choices,
+    Pattern,
+    ResponseFormat,
+    SchemaOrText,
+    Strict,
+    StructuredOutputs,
+)
 
 _MAX_INT = 2**31 - 1
 
@@ -39,11 +45,7 @@ def _none_of_false(value: object) -> object:
 _TopLogprobs = Annotated[int, Field(ge=0, le=_MAX_TOP_LOGPROBS)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore", frozen=True)
-
-
-class TextPart(_Strict):
+class TextPart(Strict):
     """A piece of a message's content. Only text is understood."""
 
     type: Literal["text"]
@@ -63,14 +65,14 @@ def _json_object(text: str) -> str:
 JsonObjectText = Annotated[str, AfterValidator(_json_object), Field(description="a JSON object as text")]
 
 
-class CalledFunction(_Strict):
+class CalledFunction(Strict):
     """The function that an assistant called."""
 
     name: str
     arguments: JsonObjectText
 
 
-class ToolCall(_Strict):
+class ToolCall(Strict):
     """One tool call of an earlier assistant message."""
 
     id: str | None = None
@@ -78,7 +80,7 @@ class ToolCall(_Strict):
     function: CalledFunction
 
 
-class FunctionSpec(_Strict):
+class FunctionSpec(Strict):
     """A function that the model may call."""
 
     model_config = ConfigDict(extra="allow")
@@ -87,7 +89,7 @@ class FunctionSpec(_Strict):
     parameters: dict[str, Any] | None = None
 
 
-class ToolSpec(_Strict):
+class ToolSpec(Strict):
     """A tool offered to the model."""
 
     type: Literal["function"]
@@ -108,7 +110,7 @@ Content = Annotated[
 ]
 
 
-class Message(_Strict):
+class Message(Strict):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -127,14 +129,14 @@ class Message(_Strict):
         return content
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """What a stream carries beside the text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class OwnOptions(_Strict):
+class OwnOptions(Strict):
     """What no other server has."""
 
     model_config = ConfigDict(extra="forbid")
@@ -159,7 +161,7 @@ Stop = Annotated[
 ]
 
 
-class GenerationRequest(_Strict):
+class GenerationRequest(Strict):
     """What both kinds of requests share."""
 
     model_config = ConfigDict(extra="allow")
@@ -203,13 +205,13 @@ class GenerationRequest(_Strict):
         return self.model_extra or {}
 
 
-class ChosenFunction(_Strict):
+class ChosenFunction(Strict):
     """The function that the model is to call."""
 
     name: Annotated[str, Field(min_length=1)]
 
 
-class ChosenTool(_Strict):
+class ChosenTool(Strict):
     """A tool that the model is to call."""
 
     type: Literal["function"]

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import uvicorn
@@ -156,3 +157,16 @@ def events(response: httpx2.Response) -> list[str]:
     blocks = response.text.split("\n\n")
     assert blocks.pop() == ""
     return blocks
+
+
+def say(backend: StubBackend, text: str, reason: Any = "stop") -> None:
+    """Let the model say ``text``, seven characters a round."""
+
+    async def script(generation: Generation) -> AsyncGenerator[Event, None]:
+        usage = Usage(len(generation.prompt_ids))
+        for start in range(0, len(text), 7):
+            usage = Usage(usage.prompt_tokens, usage.completion_tokens + 2, rounds=start // 7 + 1)
+            yield TextTokens(text[start : start + 7], (11, 12), usage)
+        yield Ended(reason, usage)
+
+    backend.script = script

@@ -21,8 +21,6 @@ from dflash_core.text.grammar import Grammars
 from dflash_core.text.tokenizer import Tokenizer
 from tests.deployments.http_stub import StubBackend, chat, tokenizer
 
-OPEN = [*"<think>\n"]
-
 
 @cache
 def grammars() -> Grammars:

@@ -1,16 +1,16 @@
 """``/v1/responses`` through the official client, streamed and not."""
 
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import openai
 import pytest
 
-from deployments.generation import Ended, Event, Generation, TextTokens, Usage
+from deployments.generation import TextTokens, Usage
 from dflash_core.errors import RowFailed
-from tests.deployments.http_stub import StubBackend, failing, serving, tokenizer, two_rounds
+from tests.deployments.http_stub import StubBackend, failing, say, serving, tokenizer, two_rounds
 
 TOOL: Any = {
     "type": "function",
@@ -40,19 +40,6 @@ def backend(served: tuple[StubBackend, openai.OpenAI]) -> StubBackend:
 @pytest.fixture
 def client(served: tuple[StubBackend, openai.OpenAI]) -> openai.OpenAI:
     return served[1]
-
-
-def say(backend: StubBackend, text: str, reason: Any = "stop") -> None:
-    """Let the model say ``text``, seven characters a round."""
-
-    async def script(generation: Generation) -> AsyncGenerator[Event, None]:
-        usage = Usage(len(generation.prompt_ids))
-        for start in range(0, len(text), 7):
-            usage = Usage(usage.prompt_tokens, usage.completion_tokens + 2, rounds=start // 7 + 1)
-            yield TextTokens(text[start : start + 7], (11, 12), usage)
-        yield Ended(reason, usage)
-
-    backend.script = script
 
 
 def ask(client: openai.OpenAI, input_: Any = "Hi", **fields: Any) -> Any:

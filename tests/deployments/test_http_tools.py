@@ -17,7 +17,7 @@ from deployments.openai.limits import Limits
 from dflash_core.events import TokenLogprobs
 from dflash_core.text.template import ChatTemplate
 from dflash_core.text.tokenizer import Tokenizer
-from tests.deployments.http_stub import StubBackend, chat, events, serving, tokenizer
+from tests.deployments.http_stub import StubBackend, chat, events, say, serving, tokenizer
 
 TOOL: Any = {
     "type": "function",
@@ -51,19 +51,6 @@ def backend(served: tuple[StubBackend, openai.OpenAI]) -> StubBackend:
 @pytest.fixture
 def client(served: tuple[StubBackend, openai.OpenAI]) -> openai.OpenAI:
     return served[1]
-
-
-def say(backend: StubBackend, text: str, reason: Any = "stop") -> None:
-    """Let the model say ``text``, seven characters a round."""
-
-    async def script(generation: Generation) -> AsyncGenerator[Event, None]:
-        usage = Usage(len(generation.prompt_ids))
-        for start in range(0, len(text), 7):
-            usage = Usage(usage.prompt_tokens, usage.completion_tokens + 2, rounds=start // 7 + 1)
-            yield TextTokens(text[start : start + 7], (11, 12), usage)
-        yield Ended(reason, usage)
-
-    backend.script = script
 
 
 def ask(client: openai.OpenAI, **fields: Any) -> Any:

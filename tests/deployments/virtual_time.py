@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class _Jump(selectors.BaseSelector):
-    """Never waits: the loop's own clock moves by as long as it would have waited."""
+class Jump(selectors.BaseSelector):
+    """Looks for what is ready, and jumps to the next timer where nothing is: the loop never waits."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.jumped = 0.0
         self._selector = selectors.DefaultSelector()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise RuntimeError("nothing is left that could wake this loop")
-        self.now += max(0.0, timeout)
+        self.jumped += max(0.0, timeout)
         return self._selector.select(0)
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -36,9 +36,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """One that sleeps for no time at all; threads and sockets have no place in it."""
 
     def __init__(self) -> None:
-        self._jump = _Jump()
+        self._jump = Jump()
         super().__init__(self._jump)
 
     def time(self) -> float:
         """Seconds that the loop would have slept so far."""
-        return self._jump.now
+        return self._jump.jumped

@@ -45,7 +45,6 @@ PAUSE_S = (8.0, 25.0)  # between a replacement and the next kill
 PROXY_BACK_S = 60.0
 LEFT_S = 60.0
 # While a proxy is away nobody else can answer in its place.
-CUT = ("cut", "connection", "not ours")
 
 
 @dataclass

@@ -15,6 +15,7 @@ from deployments.generation import (
     Usage,
 )
 from deployments.openai import sse
+from deployments.openai.answer import speculation
 from deployments.openai.errors import ErrorBody
 from deployments.openai.logprobs import ChatLogprobs
 from deployments.openai.responses.items import FunctionCall, Item, Json, Message, Status, Thoughts, new_id
@@ -78,7 +79,7 @@ class ResponseAnswer:
             "output": list(self._done),
             "usage": self._usage_json() if is_over else None,
             **self._settings(),
-            "dflash": self._speculation(),
+            "dflash": speculation(self._usage, self._place),
         }
 
     def frames(self, event: Event) -> bytes:
@@ -226,15 +227,3 @@ class ResponseAnswer:
         text = self._request.text
         format_ = text.format.model_dump() if text is not None and text.format is not None else None
         return {"format": format_ or {"type": "text"}}
-
-    def _speculation(self) -> Json:
-        usage = self._usage
-        return {
-            "rounds": usage.rounds,
-            "drafted": usage.drafted,
-            "walked": usage.walked,
-            "accepted": usage.accepted,
-            "mean_accept": round(usage.mean_accept, 4),
-            "window": self._place.window if self._place else None,
-            "lane": self._place.lane if self._place else None,
-        }

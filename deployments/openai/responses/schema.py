@@ -3,26 +3,23 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
+from deployments.openai.formats import Strict
 from deployments.openai.schema import JsonObjectText, Penalty, Stop, TokenId
 
 _MAX_INT = 2**31 - 1
 _MAX_TOP_LOGPROBS = 20
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore", frozen=True)
-
-
-class TextPiece(_Strict):
+class TextPiece(Strict):
     """A piece of text: a client's, or the answer's of an earlier turn."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
 
 
-class RefusalPiece(_Strict):
+class RefusalPiece(Strict):
     """A refusal of an earlier turn."""
 
     type: Literal["refusal"]
@@ -57,7 +54,7 @@ Content = Annotated[
 ]
 
 
-class MessageItem(_Strict):
+class MessageItem(Strict):
     """A message of whoever; ``type`` may be left out."""
 
     type: Literal["message"] = "message"
@@ -65,7 +62,7 @@ class MessageItem(_Strict):
     content: Content
 
 
-class CallItem(_Strict):
+class CallItem(Strict):
     """A function that the model called in an earlier turn."""
 
     type: Literal["function_call"]
@@ -74,7 +71,7 @@ class CallItem(_Strict):
     arguments: JsonObjectText
 
 
-class CallOutputItem(_Strict):
+class CallOutputItem(Strict):
     """What that function gave."""
 
     type: Literal["function_call_output"]
@@ -82,14 +79,14 @@ class CallOutputItem(_Strict):
     output: Content
 
 
-class ThoughtPiece(_Strict):
+class ThoughtPiece(Strict):
     """A piece of thoughts, or of their summary."""
 
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
-class ReasoningItem(_Strict):
+class ReasoningItem(Strict):
     """What the model thought in an earlier turn."""
 
     type: Literal["reasoning"]
@@ -136,7 +133,7 @@ Input = Annotated[
 ]
 
 
-class FunctionTool(_Strict):
+class FunctionTool(Strict):
     """A function that the model may call."""
 
     type: Literal["function"]
@@ -146,7 +143,7 @@ class FunctionTool(_Strict):
     strict: bool | None = None
 
 
-class ChosenFunction(_Strict):
+class ChosenFunction(Strict):
     """The function that the model is to call."""
 
     type: Literal["function"]
@@ -167,21 +164,21 @@ ToolChoice = Annotated[
 ]
 
 
-class TextFormat(_Strict):
+class TextFormat(Strict):
     """The form of the answer; what a type needs more is checked where it is enforced."""
 
     model_config = ConfigDict(extra="allow")
     type: Annotated[str, Field(min_length=1, max_length=64)]
 
 
-class TextSettings(_Strict):
+class TextSettings(Strict):
     """How the answer's text is to be."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
 
 
-class ReasoningSettings(_Strict):
+class ReasoningSettings(Strict):
     """How much to think."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -189,7 +186,7 @@ class ReasoningSettings(_Strict):
     generate_summary: str | None = None
 
 
-class ResponsesRequest(_Strict):
+class ResponsesRequest(Strict):
     """Body of ``POST /v1/responses``."""
 
     model_config = ConfigDict(extra="allow")
