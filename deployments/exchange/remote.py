@@ -6,7 +6,7 @@ gets what it lacks and speculation goes on.
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -173,6 +173,7 @@ class RemoteDrafter:
             reply = answer.result(timeout_s)
         except Exception as error:  # dead actor, Serve's own errors, time-out: all are "no drafts now"
             window.late = None if answer.done() else answer
+            error.__traceback__ = None  # the answer holds the error, whose trace would hold answer and call
             self._lose(call.window_id, window, error)
             return _none(len(call.row_ids))
         if reply.fingerprint != self.fingerprint:
@@ -252,24 +253,32 @@ class _Asked:
 
     def __init__(self, drafter: RemoteDrafter, window: _Window, call: DraftCall, limit_s: float):
         self._drafter, self._window, self._call = drafter, window, call
-        self._asked_at = time.monotonic()
-        self._until = self._asked_at + limit_s
+        self._until = time.monotonic() + limit_s
         self._answer: Future[DraftReply] = Future()
 
     def send(self, answer: "Future[DraftReply]") -> None:
         """The call is on its way."""
         self._answer = answer
-        answer.add_done_callback(self._learn)
+        answer.add_done_callback(_learner(self._drafter.patience, self._call))
 
     def wait(self) -> Drafts:
         left = max(0.0, self._until - time.monotonic())
         return self._drafter.receive(self._window, self._call, self._answer, left)
 
-    def _learn(self, answer: "Future[DraftReply]") -> None:
-        """An answer, late or not; on the event loop's thread."""
+
+def _learner(patience: Patience, call: DraftCall) -> Callable[["Future[DraftReply]"], None]:
+    """Note how long an answer took, late or not; called on the event loop's thread.
+
+    A future keeps its callbacks, so this one must not know the call: the call would then keep itself, and
+    its features in the object store, until Python's cycle collector comes by.
+    """
+    shape, news, asked_at = _shape(call), _news(call), time.monotonic()
+
+    def learn(answer: "Future[DraftReply]") -> None:
         if not answer.cancelled() and answer.exception() is None:
-            took = time.monotonic() - self._asked_at
-            self._drafter.patience.observe(_shape(self._call), _news(self._call), took)
+            patience.observe(shape, news, time.monotonic() - asked_at)
+
+    return learn
 
 
 def _shape(call: DraftCall) -> tuple[int, int]:

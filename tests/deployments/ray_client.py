@@ -1,6 +1,7 @@
 """Clients for tests against a running application: requests in threads, replicas found and killed."""
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -128,12 +129,17 @@ def kill_inboxes() -> None:
 
 
 def num_stored_bytes() -> int:
-    """What lies in the object store."""
+    """Bytes of the objects that this process refers to; what Serve's own processes keep comes and goes."""
     from ray._private.internal_api import node_stats
 
     node = ray.nodes()[0]
-    stats = node_stats(node["NodeManagerAddress"], node["NodeManagerPort"])
-    return stats.store_stats.object_store_bytes_used
+    stats = node_stats(node["NodeManagerAddress"], node["NodeManagerPort"], include_memory_info=True)
+    return sum(
+        max(0, ref.object_size)
+        for worker in stats.core_workers_stats
+        if worker.pid == os.getpid()
+        for ref in worker.object_refs
+    )
 
 
 def names(namespace: str) -> list[str]:

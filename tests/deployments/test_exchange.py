@@ -1,6 +1,8 @@
 """Target and drafter over the exchange, in one process: the same objects as on Ray, a plain link between."""
 
 import asyncio
+import gc
+import weakref
 
 import mlx.core as mx
 import numpy as np
@@ -16,6 +18,7 @@ from deployments.exchange.transport import Transport, from_wire, to_wire
 from dflash_core.request import RowId, WindowId
 from tests.deployments.fake_engine import BLOCK, DIM, FakeDrafter, FakeWindow, script
 from tests.deployments.local_link import LocalLink, W, play, row, settle, tokens
+from tests.deployments.ray_client import wait_until
 
 
 @pytest.fixture
@@ -41,6 +44,24 @@ def test_a_round_sends_only_what_is_new(drafter: RemoteDrafter, link: LocalLink)
     window.admit(row("r", 700))
     play(window, 3)
     assert [sum(f.count for f in call.features) for call in link.calls] == [700, BLOCK, BLOCK]
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_an_answered_call_is_let_go_at_once(drafter: RemoteDrafter, link: LocalLink, is_dead: bool) -> None:
+    # Its features may lie in the object store, which must not wait for Python's cycle collector.
+    window = FakeWindow(W, drafter, 8, 0.0)
+    window.admit(row("r", 700))
+    link.is_dead = is_dead
+    gc.disable()
+    try:
+        play(window, 1)
+        anchors = weakref.ref(link.calls.pop().anchors)
+        link.is_dead = False
+        settle(drafter, window)
+        play(window, 1)
+        wait_until(lambda: anchors() is None, 5.0)
+    finally:
+        gc.enable()
 
 
 def test_rounds_are_classic_while_the_drafter_is_dead_and_speculate_again_after(

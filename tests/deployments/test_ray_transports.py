@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
 
 PROMPT = tuple(range(1500))  # 375 KiB of features
 ROUNDS = 80  # enough to merge what they commit
-SERVES_OWN_BYTES = 20_000  # Serve keeps small objects of its own; one round's features are more
+SERVES_OWN_BYTES = 20_000  # Serve keeps small objects of its own; a prompt's features are 384,000
 EXPECTED_CALLS = {"ref": {"ref"}, "value": {"value"}, "auto": {"ref", "value"}}
 
 
@@ -52,6 +52,7 @@ def test_transports_differ_in_nothing_but_the_way(
     assert set(traffic.calls) == EXPECTED_CALLS[mode]
     assert traffic.failures == 0
     assert (drafter.num_refs > 0) == (mode != "value")
+    assert (num_stored_bytes() > before + SERVES_OWN_BYTES) == (mode != "value")
 
     window.retire(RowId("a"))
     window.step()
