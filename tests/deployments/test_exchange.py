@@ -11,7 +11,7 @@ import pytest
 from deployments.exchange import remote
 from deployments.exchange.ledger import MERGE_TOKENS, Ledger
 from deployments.exchange.messages import DraftCall, Piece, RowFeatures
-from deployments.exchange.patience import MIN_SAMPLES, Patience
+from deployments.exchange.patience import COMPILE_S, MIN_SAMPLES, Patience
 from deployments.exchange.remote import RemoteDrafter
 from deployments.exchange.sessions import Sessions
 from deployments.exchange.transport import Transport, from_wire, to_wire
@@ -183,7 +183,17 @@ def test_a_draft_may_take_three_times_its_running_median(took: list[float], limi
 
 def test_each_shape_has_a_median_of_its_own() -> None:
     patience = after(*[0.1] * MIN_SAMPLES)
-    assert patience.limit_s((8, 16), 0) == patience.limit_s((4, 2), 0) == 2.0
+    for _ in range(MIN_SAMPLES):
+        patience.observe((1, 16), 1, 0.03)
+    assert patience.limit_s(SHAPE, 0) == pytest.approx(0.3)
+    assert patience.limit_s((1, 16), 0) == pytest.approx(0.09)
+
+
+def test_a_shape_without_a_median_waits_as_long_as_the_slowest_that_is_no_smaller() -> None:
+    patience = after(*[0.3] * MIN_SAMPLES)
+    assert patience.limit_s((4, 2), 0) == pytest.approx(0.9)
+    assert patience.limit_s((8, 16), 0) == 2.0  # nobody knows
+    assert after(*[0.01] * MIN_SAMPLES).limit_s((4, 2), 0) == COMPILE_S  # it may have to be compiled
 
 
 def test_a_prompt_has_time_of_its_own_and_says_nothing_of_other_drafts() -> None:
