@@ -9,7 +9,16 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.settings import Place, Placement
 from deployments.view import row_label
-from tests.deployments.ray_client import SETTINGS, Client, deploy, generation, kill_replica, wait_until
+from tests.deployments.ray_client import (
+    SETTINGS,
+    Client,
+    call,
+    deploy,
+    expected,
+    generation,
+    kill_replica,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
 
@@ -72,6 +81,23 @@ def test_a_killed_router_is_left_out_and_comes_back(ray_cluster: int, two_router
     kill_replica("Router")
     wait_until(lambda: _engines(ray_cluster) - before and len(_engines(ray_cluster)) == 2, 60)
     assert len(_engines(ray_cluster) & before) == 1
+
+
+def test_streams_of_a_killed_router_end_at_once_and_leave_no_row(two_routers: DeploymentHandle) -> None:
+    def counts() -> tuple[int, int]:
+        target = call("Target", "stats")
+        return target["windows"], target["rows"]
+
+    wait_until(lambda: counts() == (0, 0), 30)
+    clients = [Client(generation(max_tokens=1800)).start(two_routers) for _ in range(6)]
+    wait_until(lambda: all(len(client.tokens) > 40 for client in clients))
+    kill_replica("Router")
+    wait_until(lambda: any(client.error for client in clients), 10)
+    ended = [client.join() for client in clients]
+    assert all(client.is_complete != (client.error is not None) for client in ended)
+    assert all(client.tokens == expected(client.request)[: len(client.tokens)] for client in ended)
+    wait_until(lambda: counts() == (0, 0), 30)
+    assert call("Drafter", "stats")["sessions"] == 0
 
 
 def _engines(port: int) -> set[str]:
