@@ -12,6 +12,7 @@ from typing import Any, Literal, NewType, cast
 import psutil
 from pydantic import SecretStr
 from ray import serve
+from ray.serve.exceptions import DeploymentUnavailableError
 
 from deployments.app import APP_NAME, build
 from deployments.settings import Place, Placement, Settings
@@ -64,7 +65,10 @@ class Application:
     def stats(self, deployment: Literal["Target", "Drafter"]) -> list[dict[str, Any]]:
         """What each replica of a deployment says of itself; those that do not answer are left out."""
         handle = serve.get_deployment_handle(deployment, APP_NAME)
-        answers = handle.broadcast("stats").results(timeout_s=CALL_TIMEOUT_S, return_exceptions=True)
+        try:
+            answers = handle.broadcast("stats").results(timeout_s=CALL_TIMEOUT_S, return_exceptions=True)
+        except DeploymentUnavailableError:  # not one is there
+            return []
         return [answer for answer in answers if isinstance(answer, dict)]
 
     def health(self) -> dict[str, Any]:
