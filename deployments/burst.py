@@ -68,6 +68,7 @@ class BurstWindow:
         on_over: Callable[["BurstWindow", Closed | Refused | None], None],
         on_return: Callable[["BurstWindow", Ticket, Returned], None] = lambda window, ticket, returned: None,
         lane: str = "",
+        may_go_on: Callable[["BurstWindow"], bool] = lambda window: False,
     ):
         self.window_id = window_id
         self.lane = lane  # that it is meant for, then the one that it is on
@@ -80,13 +81,18 @@ class BurstWindow:
         self._on_over = on_over
         self._rounds: deque[RoundTrace] = deque(maxlen=NUM_ROUNDS)
         self._on_return = on_return
+        self._may_go_on = may_go_on
         self._first: list[Letter] = []  # what the opening call carries
         self._num_letters = 0
         self._unacknowledged: dict[int, Ticket] = {}
         self._task: asyncio.Task[None] | None = None
 
     def open(self, max_age_s: float) -> None:
-        """Make the opening call with the rows that have joined by now, once; joins end after that time."""
+        """Make the opening call with the rows that have joined by now, once.
+
+        After that time joins end, unless there are rows and the lane still takes new ones: rows of a window
+        that runs out and of its successor would be played in two rounds instead of one.
+        """
         if self._task is not None:
             return
         opening = Opening(self.window_id, tuple(self._first), self.lane)
@@ -94,7 +100,7 @@ class BurstWindow:
         # A context of its own: Serve would cancel the call with the client whose request opened it.
         answers = self._stage.play(opening)  # from here on the stage knows where mail for this window goes
         self._task = loop.create_task(self._run(answers), context=contextvars.Context())
-        loop.call_later(max_age_s, self.last_call)
+        loop.call_later(max_age_s, self._grow_old, max_age_s)
 
     def join(self, ticket: Ticket) -> None:
         """A row joins a window that is still to open, opening, or open."""
@@ -124,6 +130,12 @@ class BurstWindow:
         """The window as it stands, with its last rounds."""
         rounds = tuple(self._rounds)
         return WindowView(self.window_id, self.lane, self.is_joinable, len(self.tickets), rounds)
+
+    def _grow_old(self, max_age_s: float) -> None:
+        if self.is_joinable and self.tickets and self._may_go_on(self):
+            asyncio.get_running_loop().call_later(max_age_s, self._grow_old, max_age_s)
+        else:
+            self.last_call()
 
     def _admission(self, ticket: Ticket) -> Letter:
         self.tickets[ticket.row_id] = ticket

@@ -238,6 +238,7 @@ class Desk:
             self._on_over,
             self._on_return,
             lane.name,
+            lambda window: self._board.takes_windows(window.lane),
         )
         self._windows.append(window)
         return window

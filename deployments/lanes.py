@@ -81,6 +81,10 @@ class Board:
         """A lane by name; one that is gone, or not known yet, is as any."""
         return self._lanes.get(name, self._anywhere)
 
+    def takes_windows(self, name: str) -> bool:
+        """Whether this lane's source named it in its last word; one that drains is not named."""
+        return name in self._lanes and bool(self._lanes[name].source)
+
     def hear(self, source: str, standings: Iterable[Standing]) -> None:
         """Take a source's word: its lanes are these and no others."""
         told = {standing.lane: standing for standing in standings}

@@ -41,14 +41,19 @@ class Places:
         return int(sum(max(0, self._room(lane)) for lane in self._board if not lane.is_pausing))
 
     def _room(self, lane: LaneView) -> float:
-        """Rows that fit into a lane's windows that take joins, and into those still to open."""
+        """Rows that fit into a lane's windows that take joins, and into those still to open.
+
+        Rows of windows that run out hold places too: a lane that played more and more windows would give
+        each an ever smaller part of its time.
+        """
         num_unopened, max_rows = self._windows_of(lane)
-        places = 0
+        places, free = 0, num_unopened * max_rows
         for window in self._windows.get(lane.name, ()):
+            free -= len(window.tickets)
             if window.is_joinable:
                 num_unopened -= 1
                 places += max(0, max_rows - len(window.tickets))
-        return min(places + max(0, num_unopened) * max_rows, lane.room)
+        return min(places + max(0, num_unopened) * max_rows, free, lane.room)
 
     def _joinable(self, lane: LaneView) -> BurstWindow | None:
         _, max_rows = self._windows_of(lane)

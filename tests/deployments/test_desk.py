@@ -10,6 +10,7 @@ from deployments.burst import BurstWindow
 from deployments.desk import Desk
 from deployments.generation import Ended, Event, Generation, GenerationId, Started, TextTokens
 from deployments.lane import Lane
+from deployments.lanes import Standing
 from deployments.messages import (
     Admit,
     Answer,
@@ -379,6 +380,40 @@ async def test_an_old_window_takes_no_joins_and_ends_with_its_last_row() -> None
     assert tokens(await old) == expected(request(1, 300))
     await asyncio.sleep(0.1)
     assert d.num_windows == stage.lane.num_windows == 0
+
+
+async def test_a_window_with_rows_goes_on_past_its_age_while_its_lane_takes_new_ones() -> None:
+    stage = LocalStage()
+    d = desk(stage, window_max_age_s=0.05)
+    d.hear("targets", [Standing("lane")])
+    old = asyncio.ensure_future(collect(d, request(1, 600)))
+    await asyncio.sleep(0.12)
+    assert tokens(await collect(d, request(2))) == expected(request(2))
+    assert len(stage.openings) == 1
+    d.hear("targets", [])  # it drains
+    await asyncio.sleep(0.1)
+    assert tokens(await collect(d, request(3))) == expected(request(3))
+    assert len(stage.openings) == 2
+    assert tokens(await old) == expected(request(1, 600))
+    await asyncio.sleep(0.1)
+    assert d.num_windows == stage.lane.num_windows == 0
+
+
+async def test_rows_of_windows_that_run_out_hold_places_too() -> None:
+    stage = LocalStage()
+    d = desk(stage, window_max_age_s=0.02, max_rows=2, max_queue=8)
+    playing = [asyncio.ensure_future(collect(d, request(n, 400))) for n in range(2)]
+    await asyncio.sleep(0.05)  # their window takes no joins any more
+    assert d.room == 0
+    playing += [asyncio.ensure_future(collect(d, request(n, 40))) for n in range(2, 8)]
+    most = 0
+    while not all(task.done() for task in playing):
+        await asyncio.sleep(0.005)
+        most = max(most, stage.lane.num_rows)
+    assert most == 2
+    assert [tokens(task.result()) for task in playing] == [
+        expected(request(n, 400 if n < 2 else 40)) for n in range(8)
+    ]
 
 
 async def test_a_row_that_fails_tells_its_own_client_alone() -> None:
