@@ -13,7 +13,8 @@ from tests.faults.traffic import QUESTIONS, References
 
 TIMES = 4
 FLOOD_S = 60.0
-CALM_S = 10.0
+CALM_S = 20.0
+SETTLED_S = 4.0  # until every row plays
 REFUSED_S = 0.1
 KEPT = 0.8  # of the pace
 MOST_GROWTH_MIB = 64.0  # of one process
@@ -42,9 +43,12 @@ class _Flood:
 async def overload(app: Application, references: References, seconds: float = FLOOD_S) -> Row:
     """One client sends four times what is served, another asks one thing after the other beside it."""
     row = Row(f"{TIMES} x capacity for {seconds:g} s")
+    began = time.monotonic()
     calm = await _at_capacity(app, CALM_S)
-    rate, pace = len(calm) / CALM_S, _median_pace(calm)
+    pace = _pace(app, calm, began, CALM_S)
+    rate = pace * app.num_rows / statistics.mean(heard.num_tokens for heard in calm)
     before = await asyncio.to_thread(app.memory_mib)
+    began = time.monotonic()
     flood, polite = await _flood(app, TIMES * rate, seconds)
     after = await asyncio.to_thread(app.memory_mib)
     ended = time.monotonic()
@@ -59,8 +63,8 @@ async def overload(app: Application, references: References, seconds: float = FL
     statuses = {heard.status for heard in flood.heard}
     row.require(statuses <= {200, 429}, f"statuses {statuses}")
     _judge_refusals(row, app, flood)
-    kept = _median_pace(flood.served) / pace
-    row.notes.append(f"{rate:.1f} answers/s at capacity, pace kept {kept:.2f}")
+    kept = _pace(app, [*flood.served, *polite], began, seconds) / pace
+    row.notes.append(f"{rate:.2f} answers/s and {pace:.1f} tok/s a row at capacity, pace kept {kept:.2f}")
     row.require(kept >= KEPT, f"running rows kept {kept:.2f} of their pace")
     growth = {name: after[name] - size for name, size in before.items() if name in after}
     largest = max(growth, key=growth.__getitem__)
@@ -101,9 +105,7 @@ async def _at_capacity(app: Application, seconds: float) -> list[Heard]:
         async with HttpClient(app.url, KEYS[1]) as client:
             while time.monotonic() < end:
                 question = QUESTIONS[(number + len(heard)) % len(QUESTIONS)]
-                one = await client.stream(question, Heard(question))
-                if one.ended <= end:
-                    heard.append(one)
+                heard.append(await client.stream(question, Heard(question)))
 
     await asyncio.gather(*[ask(number) for number in range(app.num_rows)])
     return heard
@@ -145,5 +147,8 @@ async def _alone(app: Application) -> Heard:
         return await client.stream(QUESTIONS[0], Heard(QUESTIONS[0]))
 
 
-def _median_pace(heard: Sequence[Heard]) -> float:
-    return statistics.median(one.pace for one in heard if one.pace is not None)
+def _pace(app: Application, heard: Sequence[Heard], began: float, seconds: float) -> float:
+    """Tokens per second of each row while all of them play."""
+    since, until = began + SETTLED_S, began + seconds
+    tokens = sum(s.num_tokens for one in heard for s in one.samples if since < s.at <= until)
+    return tokens / (until - since) / app.num_rows
