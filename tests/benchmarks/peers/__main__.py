@@ -1,11 +1,24 @@
-"""Peers beside us, in one process and run: mlx-lm, its BatchGenerator, z-lab's dflash, then our arms.
+"""Peers beside us, in one process and run: mlx-lm, mlx-dspark, z-lab's dflash, mlx-vlm, then our arms.
 
     python -m tests.benchmarks.peers --prompts FILE --limit 32 --rows 4 --repeat 3 [--arms batch,wide,auto]
 
 Greedy, the embedded pair (or --target/--drafter), arms interleaved, first repetition not counted. Prints
 tokens per second (min, median, max), the ratio to the first arm and how many answers' token ids equal that
-arm's. The arm ``zlab`` needs ``pip install --no-deps dflash==0.1.0``, whose requirements pin older
-libraries than ours; without it the arm is left out, and that is said.
+arm's. Arms, in this order:
+
+    one      mlx-lm, one by one
+    batch    mlx-lm's BatchGenerator
+    dspark   mlx-dspark's batched baseline, no drafts     mlx-dspark==0.20.3, and what vlm needs
+    zlab     z-lab's dflash, one by one                   dflash==0.1.0
+    vlm      mlx-vlm's batched DFlash                     mlx-vlm==0.7.10 pillow
+    classic  ours without drafts; wide: the whole block; auto: the width control
+
+Peers' requirements pin or pull in libraries that are not ours, so they go into a folder of their own:
+
+    uv pip install --no-deps --target build/peers dflash==0.1.0 mlx-vlm==0.7.10 mlx-dspark==0.20.3 pillow
+    PYTHONPATH=build/peers python -m tests.benchmarks.peers ...
+
+An arm that is not installed is left out, and that is said.
 """
 
 import argparse

@@ -3,14 +3,16 @@
 import sys
 from collections.abc import Callable, Collection
 
-from tests.benchmarks.peers import mlxlm, ours, zlab
+from tests.benchmarks.peers import dspark, mlxlm, ours, vlm, zlab
 from tests.benchmarks.peers.setting import Play, Setting
 
 #: Name to the line's label and what loads the arm.
 ARMS: dict[str, tuple[str, Callable[[Setting], Play]]] = {
     "one": ("mlx-lm one by one", mlxlm.one_by_one),
     "batch": ("mlx-lm BatchGenerator, {rows} rows", mlxlm.batch_generator),
+    "dspark": ("mlx-dspark batched baseline, {rows} rows", dspark.batched_baseline),
     "zlab": ("z-lab dflash one by one", zlab.z_lab),
+    "vlm": ("mlx-vlm batched DFlash, {rows} rows", vlm.batched_dflash),
     "classic": ("classic, {rows} rows", ours.classic),
     "wide": ("per row, {rows} rows, whole block", ours.wide),
     "auto": ("per row, {rows} rows, width auto", ours.auto),
