@@ -12,7 +12,7 @@ from dflash_core.checkpoints import load_target, read_target_spec
 from dflash_core.checkpoints.weight_files import read_weight_files
 from dflash_core.pair import DRAFTER, TARGET
 from dflash_core.request import RowId, RowRequest
-from tests.benchmarks.peers.arms import make_arms
+from tests.benchmarks.peers.arms import ARMS, make_arms
 from tests.benchmarks.peers.setting import Answers, Setting
 from tests.benchmarks.peers.table import compare
 from tests.benchmarks.peers.vision_copy import is_text_only, mrope_section, write_vision_copy
@@ -80,6 +80,17 @@ def test_an_arm_that_is_not_installed_is_left_out_and_that_is_said(
     assert [line.split(":")[0] for line in said.splitlines()] == [
         f"{name} is left out" for name in ("dspark", "zlab", "vlm")
     ]
+
+
+def test_an_arm_that_cannot_run_the_pair_is_left_out_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def refuse(setting: Setting):
+        raise NotImplementedError("recurrent layers")
+
+    monkeypatch.setitem(ARMS, "vlm", ("vlm", refuse))
+    assert make_arms(["vlm"], Setting(TARGET, DRAFTER, [], 1)) == {}
+    assert capsys.readouterr().err == "vlm is left out: recurrent layers\n"
 
 
 def test_answers_are_compared_with_the_first_arms_and_the_worst_repetition_counts():

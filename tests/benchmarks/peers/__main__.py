@@ -15,8 +15,9 @@ arm's. Arms, in this order:
 
 Peers' requirements pin or pull in libraries that are not ours, so they go into a folder of their own:
 
-    uv pip install --no-deps --target build/peers dflash==0.1.0 mlx-vlm==0.7.10 mlx-dspark==0.20.3 pillow
-    PYTHONPATH=build/peers python -m tests.benchmarks.peers ...
+    uv pip install -p .venv --no-deps --target build/peers \\
+        dflash==0.1.0 mlx-vlm==0.7.10 mlx-dspark==0.20.3 pillow
+    PYTHONPATH=build/peers .venv/bin/python -m tests.benchmarks.peers ...
 
 An arm that is not installed is left out, and that is said.
 """

@@ -20,13 +20,16 @@ ARMS: dict[str, tuple[str, Callable[[Setting], Play]]] = {
 
 
 def make_arms(names: Collection[str], setting: Setting) -> dict[str, Play]:
-    """Load the arms asked for, in the order of ``ARMS``; one not installed is left out, and that is said."""
+    """Load the arms asked for, in the order of ``ARMS``.
+
+    One that is not installed, or says that it cannot run this pair, is left out, and that is said.
+    """
     arms: dict[str, Play] = {}
     for name, (label, load) in ARMS.items():
         if name not in names:
             continue
         try:
             arms[label.format(rows=setting.rows)] = load(setting)
-        except ImportError as error:
+        except (ImportError, NotImplementedError) as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
     return arms

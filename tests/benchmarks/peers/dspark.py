@@ -12,7 +12,10 @@ from tests.benchmarks.peers.setting import Answers, Play, Setting
 
 
 def batched_baseline(setting: Setting) -> Play:
-    """``batch_generate_baseline``, ``rows`` requests at a time. Raises ImportError where not installed."""
+    """``batch_generate_baseline``, ``rows`` requests at a time.
+
+    Raises ImportError where it is not installed, NotImplementedError where it does not batch the target.
+    """
     from mlx_dspark.batch_engine import (  # pyright: ignore[reportMissingImports]
         batch_generate_baseline,
         batchable,

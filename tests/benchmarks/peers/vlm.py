@@ -62,8 +62,9 @@ def batched_dflash(setting: Setting) -> Play:
                     tokens[response.uid].append(int(response.token))
         generator.close()
         row_rounds, accepted, _ = speculative_stats_since(drafter, before)
-        accepts = accepted / row_rounds if row_rounds else 0.0
-        print(f"mlx-vlm: {accepts:.2f} drafts kept in each of {row_rounds} row-rounds", file=sys.stderr)
+        if row_rounds:
+            kept = accepted / row_rounds
+            print(f"mlx-vlm: {kept:.2f} drafts kept a row-round, {row_rounds} row-rounds", file=sys.stderr)
         return [tuple(answer) for answer in tokens.values()]
 
     def features(prompt: list[int]) -> dict[str, Any]:
