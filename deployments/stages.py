@@ -121,7 +121,9 @@ class Stages:
     def _note_caller(self, via: Via) -> None:
         if not self._remote or not via:
             return
-        self._callers[via[-1]] = time.monotonic()
+        now = time.monotonic()
+        self._callers = {caller: at for caller, at in self._callers.items() if at > now - RECENT_S}
+        self._callers[via[-1]] = now
         known, self._circles = self._circles, self.circles
         for name in self._circles.keys() - known.keys():
             told = f"cluster {self._circles[name]}, which has this one as a lane too"

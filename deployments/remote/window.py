@@ -141,7 +141,8 @@ class RemoteWindow:
             self._give_back(row, Returned(row_id, False, error.retry_after or 1.0))
         elif error.kind in NOT_THESE:
             logger.warning("row %s may not go there: %s", row_id, error, extra={"window": self._id})
-            self._give_back(row, Returned(row_id, False, AGAIN_S))
+            # As a lost place: should the lane go on telling otherwise, the row is over after some.
+            self._give_back(row, Returned(row_id, True, AGAIN_S))
         elif error.kind in MISFITS:
             logger.error("a remote lane refuses our rows: %s", error, extra={"window": self._id})
             self._give_back(row, Returned(row_id, False, MISFIT_S))
