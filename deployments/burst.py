@@ -139,7 +139,7 @@ class BurstWindow:
 
     def _admission(self, ticket: Ticket) -> Letter:
         self.tickets[ticket.row_id] = ticket
-        letter = self._letter(Admit(ticket.row_request()))
+        letter = self._letter(Admit(ticket.row_request(), ticket.generation.via))
         self._unacknowledged[letter.number] = ticket
         return letter
 
@@ -200,6 +200,7 @@ class BurstWindow:
             if number <= played.acknowledged or ticket.row_id in moving:
                 del self._unacknowledged[number]
                 if not ticket.is_over:
+                    ticket.has_started = True
                     ticket.events.put_nowait(Started(self.window_id, self.lane, ticket.waited_s))
 
     def _give_back(self, returned: Returned) -> None:

@@ -5,12 +5,13 @@
             if isinstance(event, Tokens):
                 print(event.text, end="")
 
-Every failure is a ``CallFailed``. Leaving the loop, or closing the generator, cancels the call.
+An address that begins with ``grpcs://`` is called under TLS. Every failure is a ``CallFailed``. Leaving the
+loop, or closing the generator, cancels the call.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import grpc
@@ -104,9 +105,21 @@ class Client:
     """Calls from ordinary code. ``timeout_s`` is the call's deadline, the server's own if None."""
 
     def __init__(
-        self, address: str, *, api_key: str | None = None, max_received_bytes: int = MAX_RECEIVED_BYTES
+        self,
+        address: str,
+        *,
+        api_key: str | None = None,
+        ca: bytes | None = None,
+        max_received_bytes: int = MAX_RECEIVED_BYTES,
     ):
-        self._channel = grpc.insecure_channel(address, options=_options(max_received_bytes))
+        """``ca``: PEM certificates to trust under TLS; None: those that gRPC ships. Raises ValueError."""
+        target, credentials = _target(address, ca)
+        options = _options(max_received_bytes)
+        self._channel = (
+            grpc.insecure_channel(target, options)
+            if credentials is None
+            else grpc.secure_channel(target, credentials, options)
+        )
         self._stub: Any = DFlashServiceStub(self._channel)
         self._metadata = _metadata(api_key)
 
@@ -157,9 +170,21 @@ class AsyncClient:
     """The same calls on an event loop. Make it where the loop runs."""
 
     def __init__(
-        self, address: str, *, api_key: str | None = None, max_received_bytes: int = MAX_RECEIVED_BYTES
+        self,
+        address: str,
+        *,
+        api_key: str | None = None,
+        ca: bytes | None = None,
+        max_received_bytes: int = MAX_RECEIVED_BYTES,
     ):
-        self._channel = grpc.aio.insecure_channel(address, options=_options(max_received_bytes))
+        """See ``Client``."""
+        target, credentials = _target(address, ca)
+        options = _options(max_received_bytes)
+        self._channel = (
+            grpc.aio.insecure_channel(target, options)
+            if credentials is None
+            else grpc.aio.secure_channel(target, credentials, options)
+        )
         self._stub: Any = DFlashServiceStub(self._channel)
         self._metadata = _metadata(api_key)
 
@@ -176,12 +201,17 @@ class AsyncClient:
         await self._channel.close()
 
     async def generate(
-        self, spec: GenerationSpec, *, timeout_s: float | None = None
+        self,
+        spec: GenerationSpec,
+        *,
+        timeout_s: float | None = None,
+        metadata: Mapping[str, str] = MappingProxyType({}),
     ) -> AsyncGenerator[RpcEvent, None]:
         """The answer as its tokens come; raises CallFailed, before or after the first event."""
         async with _aio_failures():
             request = GenerateRequest(spec=spec)
-            call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+            sent = [*self._metadata, *metadata.items()]
+            call = self._stub.Generate(request, timeout=timeout_s, metadata=sent)
             try:
                 async for response in call:
                     yield _event(response)
@@ -214,10 +244,13 @@ class AsyncClient:
             response = await check(HealthCheckRequest(), timeout=timeout_s)
             return response.status == HealthCheckResponse.SERVING
 
-    async def stats(self, *, timeout_s: float | None = None) -> GetStatsResponse:
+    async def stats(
+        self, *, timeout_s: float | None = None, metadata: Mapping[str, str] = MappingProxyType({})
+    ) -> GetStatsResponse:
         """How busy the server is and what it has done; raises CallFailed."""
         async with _aio_failures():
-            return await self._stub.GetStats(GetStatsRequest(), timeout=timeout_s, metadata=self._metadata)
+            sent = [*self._metadata, *metadata.items()]
+            return await self._stub.GetStats(GetStatsRequest(), timeout=timeout_s, metadata=sent)
 
 
 def _event(response: GenerateResponse) -> RpcEvent:
@@ -228,6 +261,15 @@ def _event(response: GenerateResponse) -> RpcEvent:
             return response.tokens
         case _:
             return response.finished
+
+
+def _target(address: str, ca: bytes | None) -> tuple[str, grpc.ChannelCredentials | None]:
+    """Where to connect, and whom to trust if it is under TLS."""
+    if address.startswith("grpcs://"):
+        return address.removeprefix("grpcs://"), grpc.ssl_channel_credentials(root_certificates=ca)
+    if ca is not None:
+        raise ValueError(f"certificates are given, but {address} is not called under TLS: say grpcs://")
+    return address.removeprefix("grpc://"), None
 
 
 def _options(max_received_bytes: int) -> list[tuple[str, int]]:

@@ -15,6 +15,7 @@ from deployments.generation import Ended, Event, Generation
 from deployments.lanes import ANYWHERE, Board, LaneView, Standing
 from deployments.messages import Closed, Opened, Played, Refused, Returned, Traffic
 from deployments.placing import Places
+from deployments.stranded import Stranded
 from deployments.telemetry import Statistics
 from deployments.ticket import Ticket
 from deployments.view import WindowView
@@ -52,6 +53,7 @@ class Desk:
         self._new_text = new_text
         self._eos_token_ids = eos_token_ids
         self._board = Board(max_rows, is_anywhere_open=stage.is_anywhere_open)
+        self._stranded = Stranded(self._board)
         self._max_rows = max_rows
         self._max_windows = max_windows
         self._max_queue = max_queue
@@ -87,14 +89,26 @@ class Desk:
         return sum(view.name != ANYWHERE for view in self._board)
 
     @property
+    def has_own_lanes(self) -> bool:
+        """Whether any of them is a target of this cluster."""
+        return any(view.name != ANYWHERE and view.is_own for view in self._board)
+
+    @property
     def room(self) -> int:
         """Further requests that would find a place at once."""
         return max(0, self._places().num_free - self.num_waiting)
 
-    def hear(self, source: str, standings: Iterable[Standing]) -> None:
-        """Take a source's word on its lanes: those that it does not name are gone."""
+    @property
+    def own_room(self) -> int:
+        """Those of them that would find it on this cluster's targets."""
+        return max(0, self._places().num_free_own - self.num_waiting)
+
+    def hear(self, source: str, standings: Iterable[Standing], state: str = "") -> None:
+        """Take a source's word on its lanes: those that it does not name are gone. ``state``: its own."""
         self._board.hear(source, standings)
+        self._stranded.note(source, state)
         self._schedule()
+        self._turn_away()
 
     async def play(self, generation: Generation) -> AsyncGenerator[Event, None]:
         """Play a request; closing the generator takes its row out before the next round."""
@@ -150,6 +164,7 @@ class Desk:
         self._make_room(generation.client, len(tickets))
         self._waiting.extend(tickets.values())
         self._schedule()
+        self._turn_away()
         return tickets, events
 
     def _make_room(self, client: str, count: int) -> None:
@@ -205,12 +220,17 @@ class Desk:
 
     def _schedule(self) -> None:
         """Give places to those whose turn it is; windows are opened with all the rows that are for them."""
+        unwanted: set[str] = set()  # lanes that take nobody who waits
         while self._waiting and not self._is_closed:
-            place = self._places().best()
+            place = self._places().best(but=unwanted)
             if place is None:
                 break
             lane, window = place
-            (window or self._new_window(lane)).join(self._next_ticket())
+            ticket = self._next_ticket(lane)
+            if ticket is None:
+                unwanted.add(lane.name)
+                continue
+            (window or self._new_window(lane)).join(ticket)
             lane.num_placed += 1
         for window in self._windows:
             window.open(self._window_max_age_s)
@@ -220,9 +240,16 @@ class Desk:
     def _places(self) -> Places:
         return Places(self._board, self._windows, self._max_windows)
 
-    def _next_ticket(self) -> Ticket:
-        ticket = self._waiting.pop()
-        if not ticket.was_admitted:
+    def _turn_away(self) -> None:
+        if not self._waiting or self._stage.is_anywhere_open:
+            return
+        for ticket, reason in self._stranded.overdue(self._waiting):
+            self._waiting.remove(ticket)
+            ticket.fail(reason)
+
+    def _next_ticket(self, lane: LaneView) -> Ticket | None:
+        ticket = self._waiting.pop(lane.takes)
+        if ticket is not None and not ticket.was_admitted:
             ticket.was_admitted = True
             prompt_tokens = len(ticket.generation.prompt_ids)
             ticket.waited_s = time.monotonic() - ticket.arrived
@@ -244,7 +271,8 @@ class Desk:
         return window
 
     def _on_open(self, opened: Opened) -> None:
-        self._board.add(opened.lane, opened.max_rows)
+        if opened.is_own:  # of lanes elsewhere the board hears from who watches them
+            self._board.add(opened.lane, opened.max_rows)
         self._schedule()
 
     def _on_round(self, window: BurstWindow, played: Played) -> None:

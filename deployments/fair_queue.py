@@ -7,7 +7,7 @@ let others in.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from deployments.ticket import Ticket
 
@@ -49,15 +49,20 @@ class FairQueue:
         """Tickets lost their place: they get the next ones, in this order."""
         self._moved.extendleft(reversed(list(tickets)))
 
-    def pop(self) -> Ticket:
-        """The ticket that gets the next place."""
-        if self._moved:
-            return self._moved.popleft()
-        client, tickets = self._clients.popitem(last=False)
-        ticket = tickets.popleft()
-        if tickets:
-            self._clients[client] = tickets  # behind the other clients
-        return ticket
+    def pop(self, may: Callable[[Ticket], bool] = lambda ticket: True) -> Ticket | None:
+        """The ticket that gets the next place: the first in turn that may have it, None if none may."""
+        if (moved := next(filter(may, self._moved), None)) is not None:
+            self._moved.remove(moved)
+            return moved
+        for client, tickets in self._clients.items():
+            if (ticket := next(filter(may, tickets), None)) is not None:
+                tickets.remove(ticket)
+                if tickets:
+                    self._clients.move_to_end(client)  # behind the other clients
+                else:
+                    del self._clients[client]
+                return ticket
+        return None
 
     def remove(self, ticket: Ticket) -> None:
         """A ticket waits no longer; nothing happens if it did not."""

@@ -52,6 +52,7 @@ class Generation:
     num_continued: int = 0  # of the last prompt_ids: an answer begun elsewhere, which goes on here
     grammar: str | None = None  # what every answer must be, in llguidance's own form
     grammar_param: str | None = None  # the field of the request that says so
+    via: tuple[str, ...] = ()  # clusters whose routers passed it on to here; none: it is a client's
 
     @property
     def wants_prompt_logprobs(self) -> bool:

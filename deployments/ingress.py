@@ -47,7 +47,7 @@ class Ingress(RouterReplica):
         self._calls = Calls(self._watch)
         access = Access(KeyRing(keys_of(settings)))
         entrance = Entrance(self, self.limits, access)
-        self._service = DFlashService(self, entrance)
+        self._service = DFlashService(self, entrance, self.routes)
         self._mlx = _mlx_engine(self, entrance, settings) if options.serves_mlx_engine() else None
         self._health = Health(
             self, options.services(), period_s=HEALTH_PERIOD_S, watch_s=settings.window_max_age_s

@@ -6,9 +6,21 @@ for itself in the meantime (rounds, refusals, losses) is added to it.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from deployments.ticket import Ticket
 
 ANYWHERE = ""  # the lane of a window that goes wherever Serve sends it; used while no lane is known
 NEWEST = 0.2  # weight of the newest round in a lane's mean
+
+
+class Terms(Protocol):
+    """What a lane elsewhere takes rows on."""
+
+    def objection(self, ticket: "Ticket") -> str | None:
+        """Why it takes none like this one; None: it does."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +33,7 @@ class Standing:
     round_s: float = 0.0  # mean of recent rounds; 0 before the first
     room: int | None = None  # rows that would find a place at once; None: as many as its windows leave
     favours_two: bool = False  # windows that alternate, over one of the same rows, as it measured
+    terms: Terms | None = None  # None: a lane of this cluster, which takes them all
 
 
 @dataclass(slots=True)
@@ -39,6 +52,20 @@ class LaneView:
     def name(self) -> str:
         """The lane's name."""
         return self.standing.lane
+
+    @property
+    def is_own(self) -> bool:
+        """Whether its target is one of this cluster's."""
+        return self.standing.terms is None
+
+    def objection(self, ticket: "Ticket") -> str | None:
+        """Why it takes no row like this one; None: it does."""
+        terms = self.standing.terms
+        return None if terms is None else terms.objection(ticket)
+
+    def takes(self, ticket: "Ticket") -> bool:
+        """Whether a row like this one may go there."""
+        return self.objection(ticket) is None
 
     @property
     def room(self) -> float:

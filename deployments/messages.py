@@ -14,9 +14,10 @@ from dflash_core.request import RowId, RowRequest, WindowId
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """A row joins."""
+    """A row joins. ``via``: clusters that it has passed, which a remote lane must be told."""
 
     request: RowRequest
+    via: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Opened:
 
     lane: str
     max_rows: int | None = None
+    is_own: bool = True  # a replica of this cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Where two windows that alternate are faster than one, the rows of one are shared between two.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from deployments.burst import BurstWindow
 from deployments.lanes import Board, LaneView
@@ -19,15 +19,15 @@ class Places:
         for window in windows:
             self._windows.setdefault(window.lane, []).append(window)
 
-    def best(self) -> tuple[LaneView, BurstWindow | None] | None:
+    def best(self, but: Collection[str] = ()) -> tuple[LaneView, BurstWindow | None] | None:
         """A lane and its window to join, None where one has to be opened; None if there is no room at all.
 
-        Of lanes that promise the same, the one with the fewest rows of ours.
+        Of lanes that promise the same, the one with the fewest rows of ours; none of those named ``but``.
         """
         best: LaneView | None = None
         least: tuple[float, int] = (0.0, 0)
         for lane in self._board:
-            if lane.is_pausing or self._room(lane) <= 0:
+            if lane.is_pausing or lane.name in but or self._room(lane) <= 0:
                 continue
             num_rows = sum([len(window.tickets) for window in self._windows.get(lane.name, ())])
             rank = (lane.expected_wait_s(num_rows), num_rows)
@@ -38,7 +38,15 @@ class Places:
     @property
     def num_free(self) -> int:
         """Rows that could be placed at once."""
-        return int(sum(max(0, self._room(lane)) for lane in self._board if not lane.is_pausing))
+        return self._num_free(self._board)
+
+    @property
+    def num_free_own(self) -> int:
+        """Those of them that this cluster's targets would play."""
+        return self._num_free(lane for lane in self._board if lane.is_own)
+
+    def _num_free(self, lanes: Iterable[LaneView]) -> int:
+        return int(sum(max(0, self._room(lane)) for lane in lanes if not lane.is_pausing))
 
     def _room(self, lane: LaneView) -> float:
         """Rows that fit into a lane's windows that take joins, and into those still to open.

@@ -16,11 +16,12 @@ from deployments.desk import Desk
 from deployments.engine import Engine
 from deployments.generation import Event, Generation, ModelCard
 from deployments.keys import keys_of
-from deployments.naming import replica_name
+from deployments.naming import cluster_id, replica_name
 from deployments.observing.exporting import exporting_to
 from deployments.observing.watch import Watch
 from deployments.openai.limits import Limits
 from deployments.remote import remote_lanes
+from deployments.remote.route import Route, Via
 from deployments.serve_stage import STATS_TIMEOUT_S, awaited
 from deployments.settings import Settings
 from deployments.siblings import Replicas, Siblings
@@ -46,7 +47,9 @@ class RouterReplica:
         self._watch = Watch(self._exporting.tracer, settings.trace_round_every)
         self._siblings = Siblings(self._own_view, Replicas("view").ask)
         self._knows_probe = False  # the target's findings do not change while it lives
-        self._stages = Stages(name, target, remote_lanes(settings, self._parts))
+        self._cluster = cluster_id()
+        self._has_target = False  # when it was last asked
+        self._stages = Stages(name, target, remote_lanes(settings, self._parts, self._cluster))
         self._desk = Desk(
             self._stages,
             self._statistics,
@@ -87,6 +90,7 @@ class RouterReplica:
     async def generate(self, generation: Generation) -> AsyncGenerator[Event, None]:
         """Play a request."""
         self._stages.watch(self._desk)
+        self._stages.require_way(generation.via, self._cluster)
         async with aclosing(self._watch.played(generation, self._desk.play(generation))) as events:
             async for event in events:
                 yield event
@@ -98,6 +102,7 @@ class RouterReplica:
         """
         self._stages.watch(self._desk)
         target = await self._target_stats()
+        self._has_target = target is not None
         facts = target.pop("facts") if target is not None else {}
         card = self.model_card
         return {
@@ -110,7 +115,9 @@ class RouterReplica:
             "waiting": self._desk.num_waiting,
             "room": self._desk.room,
             "lanes": self._desk.num_lanes,
+            "cluster": self._cluster,
             "remote_lanes": self._stages.remote_states,
+            "remote_circles": self._stages.circles,
             "width": facts.get("width"),
             "exactness": facts.get("exactness"),
             "device": facts.get("device"),
@@ -119,6 +126,12 @@ class RouterReplica:
             "target": target,
             "exchange": asdict(self._desk.traffic),
         }
+
+    def routes(self, via: Via) -> tuple[str, Sequence[Route]]:
+        """This cluster's id, and where rows that have passed these clusters may be played."""
+        plays = self._has_target or self._desk.has_own_lanes
+        own = Route((self._cluster,), self._desk.own_room) if plays else None
+        return self._cluster, self._stages.routes(own, self._cluster, via)
 
     async def drain(self) -> int:
         """Refuse new requests with 503 from now on; the number of those that are not over."""

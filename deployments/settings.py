@@ -20,6 +20,8 @@ from pydantic import (
     model_validator,
 )
 
+from deployments.addresses import Address
+
 EMBEDDED = "embedded"
 ENVIRONMENT_PREFIX = "DFLASH_"
 
@@ -97,8 +99,10 @@ class Settings(_Strict):
     # ``load_settings`` fills in the user's cache directory.
     cache_dir: Path | None = None
 
-    # Lanes elsewhere: clusters that serve the same model, by their gRPC addresses (host:port, with commas).
+    # Lanes elsewhere: clusters that serve the same model, by their gRPC addresses (host:port, or
+    # grpcs://host:port under TLS; with commas).
     remote_lanes: tuple[str, ...] = ()
+    remote_ca_file: Path | None = None  # PEM, whom to trust under TLS; None: the authorities that gRPC ships
     remote_key_file: Path | None = None  # the key that they ask for
     remote_key: SecretStr | None = None  # likewise, from DFLASH_REMOTE_KEY; a flag would show in ps
     local_lanes: bool = True  # False: no target here, every row goes to a remote lane
@@ -159,11 +163,8 @@ class Settings(_Strict):
     @field_validator("remote_lanes")
     @classmethod
     def _are_addresses(cls, lanes: tuple[str, ...]) -> tuple[str, ...]:
-        for lane in lanes:
-            host, _, port = lane.rpartition(":")
-            if not host or not port.isdecimal():
-                raise ValueError(f"'{lane}' is no address: host:port is one")
-        if len(set(lanes)) < len(lanes):
+        targets = [Address.parse(lane).target for lane in lanes]
+        if len(set(targets)) < len(targets):
             raise ValueError("an address is named twice")
         return lanes
 
@@ -171,6 +172,14 @@ class Settings(_Strict):
     def _has_lanes(self) -> "Settings":
         if not self.local_lanes and not self.remote_lanes:
             raise ValueError("local_lanes is off and remote_lanes names none: there is nowhere to play")
+        return self
+
+    @model_validator(mode="after")
+    def _trusts_somebody(self) -> "Settings":
+        if self.remote_ca_file and not any(Address.parse(lane).is_secure for lane in self.remote_lanes):
+            raise ValueError(
+                "remote_ca_file is set, but no remote lane is called under TLS (grpcs://host:port)"
+            )
         return self
 
     @property

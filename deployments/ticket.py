@@ -27,6 +27,8 @@ class Ticket:
     events: "asyncio.Queue[Event | Exception]" = field(default_factory=asyncio.Queue)
     is_over: bool = False
     was_admitted: bool = False
+    has_started: bool = False  # its client knows of a place
+    stranded_at: float | None = None  # since when no lane there is may take it
     waited_s: float = 0.0  # from its arrival to its first place
     first_token_at: float | None = None
     last_token_at: float | None = None

@@ -10,18 +10,21 @@ from dataclasses import dataclass, field
 
 from deployments.client import CallFailed, RpcEvent
 from deployments.messages import Admit, Answer, Closed, LastCall, Letter, Played, Retire, Returned
+from deployments.remote.route import Circular, Via
 from deployments.remote.row import RemoteRow
+from deployments.rpc.spec_fields import UnknownField
 from dflash_core.errors import ContextLengthExceeded, InvalidRequest, QueueFull, RowFailed
 from dflash_core.events import RoundReport, RowProgress
 from dflash_core.request import RowId, RowRequest, WindowId
 
 logger = logging.getLogger("dflash.remote")
 
-Call = Callable[[RowRequest], AsyncGenerator[RpcEvent, None]]
+Call = Callable[[RowRequest, Via], AsyncGenerator[RpcEvent, None]]
 
 AGAIN_S = 0.5  # after a lost call; by then the lane's health may be known
 MISFIT_S = 10.0  # after an answer that asking again will not change: a wrong key, another model
 ROWS_OWN = (InvalidRequest.kind, ContextLengthExceeded.kind, RowFailed.kind)  # failures that go with the row
+NOT_THESE = (Circular.kind, UnknownField.kind)  # rows like this one; others may go there
 MISFITS = ("invalid_api_key", "model_not_found", "payload_too_large", "message_too_large")
 
 
@@ -61,11 +64,11 @@ class RemoteWindow:
             self._letters.append(letter)
             return
         match letter.command:
-            case Admit(request):
+            case Admit(request, via):
                 row = RemoteRow(request)
                 # A context of its own: the call is not its client's to cancel, but the row's.
                 loop, empty = asyncio.get_running_loop(), contextvars.Context()
-                self._rows[request.row_id] = (row, loop.create_task(self._play(row), context=empty))
+                self._rows[request.row_id] = (row, loop.create_task(self._play(row, via), context=empty))
             case Retire(row_id):
                 if row_id in self._rows:
                     self._rows.pop(row_id)[1].cancel()
@@ -101,9 +104,9 @@ class RemoteWindow:
             task.cancel()
             self._give_back(row, Returned(row.request.row_id, row.has_started, AGAIN_S))
 
-    async def _play(self, row: RemoteRow) -> None:
+    async def _play(self, row: RemoteRow, via: Via) -> None:
         try:
-            async with aclosing(self._call(row.request)) as events:
+            async with aclosing(self._call(row.request, via)) as events:
                 async for event in events:
                     progress = row.take(event)
                     if progress is not None:
@@ -136,6 +139,10 @@ class RemoteWindow:
             self._add(row, row.fail(error.details, error.kind))
         elif error.kind == QueueFull.kind:
             self._give_back(row, Returned(row_id, False, error.retry_after or 1.0))
+        elif error.kind in NOT_THESE:
+            logger.warning("row %s may not go there: %s", row_id, error, extra={"window": self._id})
+            # As a lost place: should the lane go on telling otherwise, the row is over after some.
+            self._give_back(row, Returned(row_id, True, AGAIN_S))
         elif error.kind in MISFITS:
             logger.error("a remote lane refuses our rows: %s", error, extra={"window": self._id})
             self._give_back(row, Returned(row_id, False, MISFIT_S))

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Mapping
 from deployments import __version__
 from deployments.generation import ModelCard
 from deployments.openai.prepare import effective_defaults
+from deployments.remote.route import Route
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
+from deployments.rpc.spec_fields import known_fields
 from deployments.telemetry import Snapshot
 
 _STATES: Mapping[object, pb.ServerState] = {
@@ -35,6 +37,7 @@ def _model(name: str, card: ModelCard, vocab_size: int) -> pb.Model:
             top_k=int(defaults["top_k"]),
             min_p=defaults["min_p"],
         ),
+        obeyed_fields=sorted(known_fields()),
     )
     model.created.FromSeconds(card.created)
     return model
@@ -72,6 +75,12 @@ def stats(
         version=__version__,
         room=_count(health, "room") if "room" in health else None,
     )
+
+
+def routes(cluster: str, ways: Iterable[Route]) -> pb.GetStatsResponse:
+    """The part that tells where rows may be played."""
+    told = [pb.Route(clusters=way.clusters, room=way.room) for way in ways]
+    return pb.GetStatsResponse(cluster=cluster, routes=told)
 
 
 def _count(health: Mapping[str, object], name: str) -> int:

@@ -1,26 +1,33 @@
 """``dflash.v1.DFlashService`` over a ``Backend``. What a method raises is its caller's to tell."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from functools import partial
+from dataclasses import replace
 
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.generation import Backend, Generation
+from deployments.remote.route import HEADER, Route, Via, parse_via
 from deployments.rpc import facts
 from deployments.rpc.answers import Answer
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
 from deployments.rpc.entrance import Entrance
 from deployments.rpc.requests import continued, in_our_words, parse
+from deployments.rpc.spec_fields import require_known
+from deployments.rpc.status import metadata_of
 from dflash_core.errors import InvalidRequest
+
+Routes = Callable[[Via], tuple[str, Sequence[Route]]]
 
 
 class DFlashService:
     """The methods of the contract, with this project's names for them."""
 
-    def __init__(self, backend: Backend, entrance: Entrance):
+    def __init__(self, backend: Backend, entrance: Entrance, routes: Routes = lambda via: ("", ())):
+        """``routes`` gives the cluster's id and where rows that have come a certain way may be played."""
         self._backend = backend
         self._entrance = entrance
+        self._routes = routes
 
     async def generate(
         self, request: pb.GenerateRequest, context: RayServegRPCContext
@@ -52,15 +59,28 @@ class DFlashService:
         """Tell how it goes."""
         self._entrance.check(context)
         health, snapshots = await self._backend.health(), await self._backend.snapshot()
-        return facts.stats(self._backend.model_card, health, snapshots)
+        stats = facts.stats(self._backend.model_card, health, snapshots)
+        cluster, routes = self._routes(_via(context))
+        stats.MergeFrom(facts.routes(cluster, routes))
+        return stats
 
     async def _admit(
         self, spec: pb.GenerationSpec, num_bytes: int, context: RayServegRPCContext
     ) -> Generation:
         self._entrance.check(context, num_bytes)
+        via = _via(context)
+        if via:
+            require_known(spec)
         request = parse(spec)
+
+        def amend(generation: Generation) -> Generation:
+            return replace(continued(generation, spec), via=via)
+
         try:
-            amend = partial(continued, spec=spec)
             return await self._entrance.prepare(request, num_bytes, context, amend)
         except InvalidRequest as error:
             raise in_our_words(error, spec) from None
+
+
+def _via(context: RayServegRPCContext) -> Via:
+    return parse_via(metadata_of(context).get(HEADER))

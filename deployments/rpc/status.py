@@ -21,6 +21,8 @@ from deployments.openai.errors import (
     RouteNotFound,
     retry_after,
 )
+from deployments.remote.route import Circular
+from deployments.rpc.spec_fields import UnknownField
 from dflash_core import errors
 from dflash_core.errors import DFlashError, InvalidRequest
 
@@ -44,6 +46,8 @@ CODES: Mapping[str, grpc.StatusCode] = {
     PayloadTooLarge.kind: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.DeadlineExceeded.kind: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.Unavailable.kind: grpc.StatusCode.UNAVAILABLE,
+    Circular.kind: grpc.StatusCode.UNAVAILABLE,
+    UnknownField.kind: grpc.StatusCode.UNIMPLEMENTED,
     errors.LaneFull.kind: grpc.StatusCode.UNAVAILABLE,
     errors.WindowLost.kind: grpc.StatusCode.UNAVAILABLE,
     errors.RowFailed.kind: grpc.StatusCode.INTERNAL,

@@ -12,7 +12,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.desk import Desk
-from deployments.generation import Event, Generation, ModelCard
+from deployments.generation import Backend, Event, Generation, ModelCard
 from deployments.keys import KeyRing
 from deployments.openai.limits import Limits
 from deployments.rpc.access import Access
@@ -20,7 +20,7 @@ from deployments.rpc.boundary import answered, streamed
 from deployments.rpc.dflash.v1 import dflash_pb2_grpc
 from deployments.rpc.entrance import Entrance
 from deployments.rpc.health import Health
-from deployments.rpc.service import DFlashService
+from deployments.rpc.service import DFlashService, Routes
 from deployments.rpc.status import ClosingStatus
 from deployments.telemetry import Snapshot, Statistics
 from dflash_core.text.tokenizer import Tokenizer
@@ -55,12 +55,15 @@ class OtherBackend:
 class Servicer(dflash_pb2_grpc.DFlashServiceServicer, health_pb2_grpc.HealthServicer):
     """What Ray's proxy does: a failure on the context becomes the call's status."""
 
-    def __init__(self, backend: OtherBackend, keys: tuple[str, ...]):
+    def __init__(self, backend: Backend, keys: tuple[str, ...] = (), routes: Routes = lambda via: ("", ())):
         entrance = Entrance(backend, Limits(), Access(KeyRing(keys)))
-        self._service = DFlashService(backend, entrance)
+        self._service = DFlashService(backend, entrance, routes)
+        self.is_older = False  # it passes over structures, and does not tell what it knows
         self._health = Health(backend, (), period_s=1.0, watch_s=1.0)
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        if self.is_older:
+            request.spec.ClearField("structure")
         own = _Context(context)
         async with aclosing(streamed(own, self._service.generate(request, own))) as messages:
             async for message in messages:
@@ -68,11 +71,16 @@ class Servicer(dflash_pb2_grpc.DFlashServiceServicer, health_pb2_grpc.HealthServ
 
     async def ListModels(self, request: Any, context: Any) -> Any:  # noqa: N802
         own = _Context(context)
-        return await _sent(await answered(own, self._service.list_models(own)), own, context)
+        answer = await answered(own, self._service.list_models(own))
+        if self.is_older:
+            for model in answer.models:  # type: ignore[union-attr]
+                model.ClearField("obeyed_fields")
+        return await _sent(answer, own, context)
 
     async def GetStats(self, request: Any, context: Any) -> Any:  # noqa: N802
         own = _Context(context)
-        return await _sent(await answered(own, self._service.get_stats(own)), own, context)
+        answer = await answered(own, self._service.get_stats(own))
+        return await _sent(answer, own, context)
 
     async def Check(self, request: Any, context: Any) -> HealthCheckResponse:  # noqa: N802
         return await self._health.check(request)
@@ -118,13 +126,22 @@ async def _sent(message: Any, own: _Context, context: Any) -> Any:
 class OtherCluster:
     """A server that can be killed."""
 
-    def __init__(self, backend: OtherBackend, keys: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        backend: OtherBackend,
+        keys: tuple[str, ...] = (),
+        credentials: grpc.ServerCredentials | None = None,
+    ):
         self.backend = backend
         self.server = grpc.aio.server()
-        servicer = Servicer(backend, keys)
+        servicer = self.servicer = Servicer(backend, keys)
         dflash_pb2_grpc.add_DFlashServiceServicer_to_server(servicer, self.server)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self.server)
-        self.port = self.server.add_insecure_port("127.0.0.1:0")
+        self.port = (
+            self.server.add_insecure_port("127.0.0.1:0")
+            if credentials is None
+            else self.server.add_secure_port("127.0.0.1:0", credentials)
+        )
 
     async def kill(self) -> None:
         """Everything that it played is gone, without a word of ours."""
@@ -134,9 +151,15 @@ class OtherCluster:
 
 @asynccontextmanager
 async def other_cluster(
-    *, names: tuple[str, ...] = ("demo",), keys: tuple[str, ...] = (), **options: float
+    *,
+    names: tuple[str, ...] = ("demo",),
+    keys: tuple[str, ...] = (),
+    credentials: grpc.ServerCredentials | None = None,
+    is_older: bool = False,
+    **options: float,
 ) -> AsyncIterator[OtherCluster]:
-    cluster = OtherCluster(OtherBackend(names, LocalStage(), **options), keys)
+    cluster = OtherCluster(OtherBackend(names, LocalStage(), **options), keys, credentials)
+    cluster.servicer.is_older = is_older
     await cluster.server.start()
     try:
         yield cluster

@@ -8,7 +8,7 @@ while a client waits, every other one gets at most one place before it.
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
@@ -57,10 +57,11 @@ class WatchedQueue(FairQueue):
             self.passed.setdefault(ticket.generation.client, Counter())
             super().extend([ticket])
 
-    def pop(self) -> Ticket:
+    def pop(self, may: Callable[[Ticket], bool] = lambda ticket: True) -> Ticket | None:
         first = {client: tickets[0] for client, tickets in self._clients.items()}
         moved = list(self._moved)
-        ticket = super().pop()
+        ticket = super().pop(may)
+        assert ticket is not None  # lanes here take everybody
         client = ticket.generation.client
         if moved:
             if ticket is not moved[0]:

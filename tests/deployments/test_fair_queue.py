@@ -29,7 +29,13 @@ def queue(*tickets: Ticket, max_waiting: int = 8) -> FairQueue:
 
 
 def order(waiting: FairQueue) -> list[str]:
-    return [waiting.pop().row_id for _ in range(len(waiting))]
+    return [popped(waiting) for _ in range(len(waiting))]
+
+
+def popped(waiting: FairQueue) -> str:
+    ticket = waiting.pop()
+    assert ticket is not None
+    return ticket.row_id
 
 
 def test_places_go_round_robin_over_clients_and_in_order_inside_one() -> None:
@@ -37,9 +43,18 @@ def test_places_go_round_robin_over_clients_and_in_order_inside_one() -> None:
     assert order(queue(*many, ticket("one", 4), ticket("two", 5))) == ["g1", "g4", "g5", "g2", "g3"]
 
 
+def test_whoever_may_not_have_the_place_is_passed_over_and_keeps_its_turn() -> None:
+    moved, first, second, other = ticket("c", 1), ticket("a", 2), ticket("a", 3), ticket("b", 4)
+    waiting = queue(first, second, other)
+    waiting.put_back([moved])
+    assert waiting.pop(lambda t: t not in (moved, first)) is second
+    assert waiting.pop(lambda t: False) is None
+    assert order(waiting) == ["g1", "g4", "g2"]
+
+
 def test_a_client_that_had_a_place_comes_behind_those_that_had_none() -> None:
     waiting = queue(ticket("a", 1), ticket("a", 2), ticket("b", 3))
-    assert waiting.pop().row_id == "g1"
+    assert popped(waiting) == "g1"
     waiting.extend([ticket("c", 4), ticket("a", 5)])
     assert order(waiting) == ["g3", "g2", "g4", "g5"]
 

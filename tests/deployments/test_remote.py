@@ -13,11 +13,12 @@ from deployments.desk import Desk
 from deployments.generation import Ended, Started, TextTokens
 from deployments.messages import Admit, Closed, LastCall, Letter, Played
 from deployments.remote import lane as remote_lane
-from deployments.remote.lane import Model, RemoteLane
+from deployments.remote.lane import Caller, Model, RemoteLane
+from deployments.remote.route import Via
 from deployments.remote.window import RemoteWindow
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
 from deployments.stages import Stages
-from dflash_core.errors import DeadlineExceeded, InvalidRequest
+from dflash_core.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from dflash_core.request import RowId, RowRequest, Sampling, WindowId
 from tests.deployments.other_cluster import OtherCluster, other_cluster
 from tests.deployments.relay import relay_to
@@ -37,7 +38,7 @@ def paces(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def router(*ports: int, key: str | None = None, **options: float) -> AsyncIterator[tuple[Desk, Stages]]:
     """A router that has remote lanes and nothing else."""
-    lanes = [RemoteLane(f"127.0.0.1:{port}", key, MODEL, 4) for port in ports]
+    lanes = [RemoteLane(f"127.0.0.1:{port}", Caller("us", key), MODEL, 4) for port in ports]
     stages = Stages("r", None, lanes)
     d = desk(stages, **options)  # type: ignore[arg-type]
     stages.watch(d)
@@ -124,8 +125,8 @@ async def test_a_watch_that_is_cancelled_while_an_answer_comes_ends() -> None:
         async def close(self) -> None:
             pass
 
-    lane = RemoteLane("there:1", None, MODEL, 4, Client)  # type: ignore[arg-type]
-    watch = asyncio.ensure_future(lane.watch(lambda name, standings: None, 0.0))
+    lane = RemoteLane("there:1", Caller("us"), MODEL, 4, Client)  # type: ignore[arg-type]
+    watch = asyncio.ensure_future(lane.watch(lambda name, standings, state: None, 0.0))
     await until(lambda: asked)
     asked[0].set_result(False)
     watch.cancel()
@@ -146,6 +147,27 @@ async def test_a_link_that_is_cut_or_silent_costs_a_pause_and_no_token() -> None
         relay.release()
         assert tokens(await running) == expected(request(1, 600))
         await until(lambda: playing(other) == 0)
+
+
+async def test_where_no_lane_is_left_new_requests_hear_so_and_begun_answers_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("deployments.stranded.PATIENCE_S", 0.3)
+    async with other_cluster() as other, relay_to(other.port) as relay, router(relay.port) as (d, stages):
+        running = asyncio.ensure_future(collect(d, request(1, 600)))
+        await until(lambda: playing(other) == 1)
+        relay.hold()
+        await until(lambda: "away" in stages.remote_states.values())
+        with pytest.raises(
+            Unavailable, match="no lane can take this request now: of the remote lanes 1 away"
+        ):
+            await collect(d, request(2))
+        assert d.num_waiting == 1  # the one that has begun
+        with pytest.raises(Unavailable):
+            await collect(d, replace(request(3), deadline_s=0.1))  # at once: there has been none for long
+        relay.release()
+        assert tokens(await running) == expected(request(1, 600))
+        assert tokens(await collect(d, request(4))) == expected(request(4))
 
 
 async def test_a_slow_link_slows_and_changes_nothing() -> None:
@@ -245,7 +267,7 @@ async def test_messages_that_are_read_together_keep_their_order() -> None:
         pb.Finished(reason=pb.FINISH_REASON_STOP, speculation=pb.Speculation(rounds=2, drafted=30, walked=4)),
     )
 
-    async def call(_: RowRequest) -> AsyncGenerator[RpcEvent, None]:
+    async def call(_: RowRequest, via: Via) -> AsyncGenerator[RpcEvent, None]:
         for message in messages:
             yield message
 

@@ -97,7 +97,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "root", "created", "max_context", "vocabulary_size", "drafter", "block_size", "defaults")
+    __slots__ = ("name", "root", "created", "max_context", "vocabulary_size", "drafter", "block_size", "defaults", "obeyed_fields")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +106,7 @@ class Model(_message.Message):
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    OBEYED_FIELDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     root: str
     created: _timestamp_pb2.Timestamp
@@ -114,14 +115,15 @@ class Model(_message.Message):
     drafter: str
     block_size: int
     defaults: Sampling
-    def __init__(self, name: _Optional[str] = ..., root: _Optional[str] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., max_context: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., drafter: _Optional[str] = ..., block_size: _Optional[int] = ..., defaults: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
+    obeyed_fields: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., root: _Optional[str] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., max_context: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., drafter: _Optional[str] = ..., block_size: _Optional[int] = ..., defaults: _Optional[_Union[Sampling, _Mapping]] = ..., obeyed_fields: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetStatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("state", "model", "running", "waiting", "windows", "prompt_tokens", "generated_tokens", "rounds", "speculation", "finished", "version", "room")
+    __slots__ = ("state", "model", "running", "waiting", "windows", "prompt_tokens", "generated_tokens", "rounds", "speculation", "finished", "version", "room", "cluster", "routes")
     class FinishedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +143,8 @@ class GetStatsResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
     state: ServerState
     model: str
     running: int
@@ -153,7 +157,17 @@ class GetStatsResponse(_message.Message):
     finished: _containers.ScalarMap[str, int]
     version: str
     room: int
-    def __init__(self, state: _Optional[_Union[ServerState, str]] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., windows: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., finished: _Optional[_Mapping[str, int]] = ..., version: _Optional[str] = ..., room: _Optional[int] = ...) -> None: ...
+    cluster: str
+    routes: _containers.RepeatedCompositeFieldContainer[Route]
+    def __init__(self, state: _Optional[_Union[ServerState, str]] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., windows: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., finished: _Optional[_Mapping[str, int]] = ..., version: _Optional[str] = ..., room: _Optional[int] = ..., cluster: _Optional[str] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ...) -> None: ...
+
+class Route(_message.Message):
+    __slots__ = ("clusters", "room")
+    CLUSTERS_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    clusters: _containers.RepeatedScalarFieldContainer[str]
+    room: int
+    def __init__(self, clusters: _Optional[_Iterable[str]] = ..., room: _Optional[int] = ...) -> None: ...
 
 class GenerationSpec(_message.Message):
     __slots__ = ("model", "text", "chat", "token_ids", "max_tokens", "sampling", "stopping", "logprobs", "continued", "structure")
