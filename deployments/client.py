@@ -44,6 +44,8 @@ RpcEvent = Started | Tokens | Finished
 
 # gRPC receives 4 MiB by default, which an answer of 250,000 tokens in one message exceeds.
 MAX_RECEIVED_BYTES = 64 * 2**20
+# By default a channel whose server was away fails all calls for up to two minutes until it tries again.
+MAX_BACKOFF_MS = 1000
 
 
 class CallFailed(Exception):
@@ -273,7 +275,10 @@ def _target(address: str, ca: bytes | None) -> tuple[str, grpc.ChannelCredential
 
 
 def _options(max_received_bytes: int) -> list[tuple[str, int]]:
-    return [("grpc.max_receive_message_length", max_received_bytes)]
+    return [
+        ("grpc.max_receive_message_length", max_received_bytes),
+        ("grpc.max_reconnect_backoff_ms", MAX_BACKOFF_MS),
+    ]
 
 
 def _metadata(api_key: str | None) -> list[tuple[str, str]]:
