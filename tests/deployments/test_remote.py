@@ -155,7 +155,7 @@ async def test_where_no_lane_is_left_new_requests_hear_so_and_begun_answers_wait
     monkeypatch.setattr("deployments.stranded.PATIENCE_S", 0.3)
     async with other_cluster() as other, relay_to(other.port) as relay, router(relay.port) as (d, stages):
         running = asyncio.ensure_future(collect(d, request(1, 600)))
-        await until(lambda: playing(other) == 1)
+        await until(lambda: any(t.has_started for window in d._windows for t in window.tickets.values()))
         relay.hold()
         await until(lambda: "away" in stages.remote_states.values())
         with pytest.raises(
