@@ -211,6 +211,7 @@ def test_a_router_counts_under_its_replicas_own_id(monkeypatch: pytest.MonkeyPat
     context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="a1b2"))
     monkeypatch.setattr(naming.serve, "get_replica_context", lambda: context)
     engine = SimpleNamespace(open_router=lambda _: SimpleNamespace(tokenizer=tokenizer()))
+    monkeypatch.setattr(router, "cluster_id", lambda: "c")
     monkeypatch.setattr(router, "remote_lanes", lambda settings, parts, cluster: [])
     replica = router.RouterReplica(Settings(), engine, None)  # type: ignore[arg-type]
     assert replica._statistics.snapshot().engine == "a1b2"
