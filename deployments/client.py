@@ -115,13 +115,7 @@ class Client:
         max_received_bytes: int = MAX_RECEIVED_BYTES,
     ):
         """``ca``: PEM certificates to trust under TLS; None: those that gRPC ships. Raises ValueError."""
-        target, credentials = _target(address, ca)
-        options = _options(max_received_bytes)
-        self._channel = (
-            grpc.insecure_channel(target, options)
-            if credentials is None
-            else grpc.secure_channel(target, credentials, options)
-        )
+        self._channel = _channel(grpc, address, ca, max_received_bytes)
         self._stub: Any = DFlashServiceStub(self._channel)
         self._metadata = _metadata(api_key)
 
@@ -180,13 +174,7 @@ class AsyncClient:
         max_received_bytes: int = MAX_RECEIVED_BYTES,
     ):
         """See ``Client``."""
-        target, credentials = _target(address, ca)
-        options = _options(max_received_bytes)
-        self._channel = (
-            grpc.aio.insecure_channel(target, options)
-            if credentials is None
-            else grpc.aio.secure_channel(target, credentials, options)
-        )
+        self._channel = _channel(grpc.aio, address, ca, max_received_bytes)
         self._stub: Any = DFlashServiceStub(self._channel)
         self._metadata = _metadata(api_key)
 
@@ -265,20 +253,18 @@ def _event(response: GenerateResponse) -> RpcEvent:
             return response.finished
 
 
-def _target(address: str, ca: bytes | None) -> tuple[str, grpc.ChannelCredentials | None]:
-    """Where to connect, and whom to trust if it is under TLS."""
-    if address.startswith("grpcs://"):
-        return address.removeprefix("grpcs://"), grpc.ssl_channel_credentials(root_certificates=ca)
-    if ca is not None:
-        raise ValueError(f"certificates are given, but {address} is not called under TLS: say grpcs://")
-    return address.removeprefix("grpc://"), None
-
-
-def _options(max_received_bytes: int) -> list[tuple[str, int]]:
-    return [
+def _channel(kind: Any, address: str, ca: bytes | None, max_received_bytes: int) -> Any:
+    """A channel of ``grpc`` or ``grpc.aio``, under TLS if the address says so."""
+    options = [
         ("grpc.max_receive_message_length", max_received_bytes),
         ("grpc.max_reconnect_backoff_ms", MAX_BACKOFF_MS),
     ]
+    if address.startswith("grpcs://"):
+        credentials = grpc.ssl_channel_credentials(root_certificates=ca)
+        return kind.secure_channel(address.removeprefix("grpcs://"), credentials, options)
+    if ca is not None:
+        raise ValueError(f"certificates are given, but {address} is not called under TLS: say grpcs://")
+    return kind.insecure_channel(address.removeprefix("grpc://"), options)
 
 
 def _metadata(api_key: str | None) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import grpc
 
+from deployments.addresses import Address
 from deployments.client import AsyncClient, CallFailed, RpcEvent
 from deployments.lanes import Standing
 from deployments.messages import Answer, Letter, Opened, Opening
@@ -134,7 +135,7 @@ class RemoteLane:
 
     def _open_client(self) -> AsyncClient:
         if self._client is None:
-            ca = self._caller.ca if self.name.startswith("grpcs://") else None
+            ca = self._caller.ca if Address.parse(self.name).is_secure else None
             self._client = self._new_client(self.name, api_key=self._caller.key, ca=ca)
         return self._client
 

@@ -25,6 +25,12 @@ COUNTERS = {
 }
 
 
+def read_bodies(prompts: Path, limit: int) -> list[dict[str, Any]]:
+    """The first requests of a batch file, as they are sent."""
+    lines = prompts.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line)["body"] for line in lines if line][:limit]
+
+
 async def chat(client: httpx2.AsyncClient, body: dict[str, Any]) -> tuple[int, list[int]]:
     """One streamed chat: completion tokens, and their ids."""
     request = body | {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
@@ -65,8 +71,7 @@ async def counters(client: httpx2.AsyncClient) -> dict[str, float]:
 
 async def run(options: argparse.Namespace) -> None:
     """Play, interleaved, and print the table."""
-    lines = options.prompts.read_text(encoding="utf-8").split("\n")
-    bodies = [json.loads(line)["body"] for line in lines if line][: options.limit]
+    bodies = read_bodies(options.prompts, options.limit)
     levels = [int(level) for level in options.concurrency.split(",")]
     rates: dict[int, list[float]] = {level: [] for level in levels}
     figures: dict[int, dict[str, float]] = {}

@@ -10,7 +10,6 @@ not counted; saved states of chats are off, so that each is read anew everywhere
 
 import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 import time
@@ -168,10 +167,8 @@ def main() -> None:
     target = resolve_target("embedded")
     lane = load_lane(target, resolve_drafter("embedded"))
     options.requests = read_prompts(options.prompts, Tokenizer.load(target), limit=options.limit)
-    lines = options.prompts.read_text(encoding="utf-8").split("\n")
-    options.bodies = [{**json.loads(line)["body"], "model": "demo"} for line in lines if line][
-        : options.limit
-    ]
+    bodies = http_load.read_bodies(options.prompts, options.limit)
+    options.bodies = [{**body, "model": "demo"} for body in bodies]
     here = in_process(lane, options.requests, options.rows, options.width)
     small = Place(num_cpus=0.1)
     print(machine(), dflash_core.blas.prepare(), flush=True)

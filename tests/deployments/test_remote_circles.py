@@ -36,8 +36,8 @@ async def play(cluster: Cluster, generation: Generation) -> list[int]:
     return tokens([event async for event in cluster.router.generate(generation)])
 
 
-async def state(cluster: Cluster, lane: Cluster) -> str:
-    return (await cluster.health())["remote_lanes"][lane.address]
+async def is_told(cluster: Cluster, lane: Cluster, state: str) -> bool:
+    return (await cluster.health())["remote_lanes"][lane.address] == state
 
 
 async def test_two_clusters_that_name_each_other_share_their_rows_and_none_goes_back(
@@ -109,10 +109,7 @@ async def test_a_lane_that_is_the_cluster_itself_gets_no_rows(
     async with linked(monkeypatch, {"a": "a"}, playing="a") as clusters:
         a = clusters["a"]
 
-        async def is_known() -> bool:
-            return await state(a, a) == "this very cluster"
-
-        await until(is_known)
+        await until(lambda: is_told(a, a, "this very cluster"))
         assert "this very cluster" in caplog.text
         rows = [request(i, 20) for i in range(2 * ROWS)]
         assert await asyncio.gather(*[play(a, row) for row in rows]) == [expected(row) for row in rows]
@@ -128,10 +125,7 @@ async def test_rows_pass_through_a_cluster_and_not_through_one_that_they_have_pa
         assert await play(a, request(1)) == expected(request(1))
         assert [generation.via for generation in c.asked] == [(a.id, b.id)]
 
-        async def is_told() -> bool:
-            return await state(b, a) == BACK
-
-        await until(is_told)
+        await until(lambda: is_told(b, a, BACK))
 
 
 async def test_a_row_that_has_been_here_is_played_here_or_refused_with_a_reason(
