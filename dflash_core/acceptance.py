@@ -13,9 +13,9 @@ import numpy as np
 from dflash_core.events import RoundReport, RowProgress
 from dflash_core.request import RowId
 
-_MEMORY = 0.8  # weight that a row's past keeps per round: text changes character quickly
+_MEMORY = 0.9  # weight that a row's past keeps per round: text changes character quickly
 _PRIOR_MEMORY = 0.998
-_PRIOR_WEIGHT = 1.0  # rounds' worth of evidence that the prior counts as in a row's estimate
+_PRIOR_WEIGHT = 0.4  # rounds' worth of evidence that the prior counts as in a row's estimate
 _OPTIMISM = 0.7  # every step's probability before anything was seen
 
 
