@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable
 
+from deployments.affinity import Affinity
 from deployments.burst import BurstWindow, Stage
 from deployments.fair_queue import FairQueue
 from deployments.generation import Ended, Event, Generation
@@ -54,6 +55,7 @@ class Desk:
         self._eos_token_ids = eos_token_ids
         self._board = Board(max_rows, is_anywhere_open=stage.is_anywhere_open)
         self._stranded = Stranded(self._board)
+        self._affinity = Affinity()
         self._max_rows = max_rows
         self._max_windows = max_windows
         self._max_queue = max_queue
@@ -222,16 +224,19 @@ class Desk:
         """Give places to those whose turn it is; windows are opened with all the rows that are for them."""
         unwanted: set[str] = set()  # lanes that take nobody who waits
         while self._waiting and not self._is_closed:
-            place = self._places().best(but=unwanted)
+            places = self._places()
+            place = places.best(but=unwanted)
             if place is None:
                 break
-            lane, window = place
-            ticket = self._next_ticket(lane)
+            ticket = self._next_ticket(place[0])
             if ticket is None:
-                unwanted.add(lane.name)
+                unwanted.add(place[0].name)
                 continue
+            prompt_ids = ticket.generation.prompt_ids
+            lane, window = places.nearer(place, ticket, self._affinity.shared(prompt_ids))
             (window or self._new_window(lane)).join(ticket)
             lane.num_placed += 1
+            self._affinity.note(lane.name, prompt_ids)
         for window in self._windows:
             window.open(self._window_max_age_s)
         self._statistics.observe_waiting(self.num_waiting)

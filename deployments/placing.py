@@ -1,12 +1,20 @@
 """Where the next row goes: the lane with room and the least expected wait, there the first such window.
 
-Where two windows that alternate are faster than one, the rows of one are shared between two.
+A lane that has read the beginning of its prompt is better if it is not much busier. Where two windows that
+alternate are faster than one, the rows of one are shared between two.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from deployments.burst import BurstWindow
 from deployments.lanes import Board, LaneView
+from deployments.ticket import Ticket
+
+# A row more in a lane delays an answer there as much as so many prompt tokens to read: on two x86-64 cores an
+# answer of 60 tokens of the embedded pair takes a quarter of a second longer for each row beside it.
+ROW_TOKENS = 128
+
+Place = tuple[LaneView, BurstWindow | None]
 
 
 class Places:
@@ -19,21 +27,38 @@ class Places:
         for window in windows:
             self._windows.setdefault(window.lane, []).append(window)
 
-    def best(self, but: Collection[str] = ()) -> tuple[LaneView, BurstWindow | None] | None:
+    def best(self, but: Collection[str] = ()) -> Place | None:
         """A lane and its window to join, None where one has to be opened; None if there is no room at all.
 
-        Of lanes that promise the same, the one with the fewest rows of ours; none of those named ``but``.
+        Of lanes that promise the same, the one with the fewest rows of ours, first one that has not played
+        yet; none of those named ``but``.
         """
         best: LaneView | None = None
-        least: tuple[float, int] = (0.0, 0)
+        least: tuple[float, int, float] = (0.0, 0, 0.0)
+        typical_s = min((lane.round_s for lane in self._board if lane.round_s), default=0.0)
         for lane in self._board:
-            if lane.is_pausing or lane.name in but or self._room(lane) <= 0:
+            if lane.name in but or not self._is_free(lane):
                 continue
-            num_rows = sum([len(window.tickets) for window in self._windows.get(lane.name, ())])
-            rank = (lane.expected_wait_s(num_rows), num_rows)
+            num_rows = self._num_rows(lane)
+            rank = (lane.expected_wait_s(num_rows, typical_s), num_rows, lane.round_s)
             if best is None or rank < least:
                 best, least = lane, rank
         return None if best is None else (best, self._joinable(best))
+
+    def nearer(self, place: Place, ticket: Ticket, shared: Mapping[str, int]) -> Place:
+        """A lane that has read more of the prompt, where that is worth its being busier; else ``place``.
+
+        ``shared``: leading tokens of it, by lane.
+        """
+        nearest, least = place[0], shared.get(place[0].name, 0)
+        worth = least - ROW_TOKENS * self._load(nearest)
+        for lane in self._board:
+            tokens = shared.get(lane.name, 0)
+            if tokens <= least or not self._is_free(lane) or not lane.takes(ticket):
+                continue
+            if (better := tokens - ROW_TOKENS * self._load(lane)) > worth:
+                nearest, worth = lane, better
+        return place if nearest is place[0] else (nearest, self._joinable(nearest))
 
     @property
     def num_free(self) -> int:
@@ -47,6 +72,16 @@ class Places:
 
     def _num_free(self, lanes: Iterable[LaneView]) -> int:
         return int(sum(max(0, self._room(lane)) for lane in lanes if not lane.is_pausing))
+
+    def _is_free(self, lane: LaneView) -> bool:
+        return not lane.is_pausing and self._room(lane) > 0
+
+    def _num_rows(self, lane: LaneView) -> int:
+        return sum([len(window.tickets) for window in self._windows.get(lane.name, ())])
+
+    def _load(self, lane: LaneView) -> int:
+        """Rows of ours, or of all routers if it knows of more."""
+        return max(self._num_rows(lane), lane.standing.num_rows)
 
     def _room(self, lane: LaneView) -> float:
         """Rows that fit into a lane's windows that take joins, and into those still to open.

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from deployments.desk import Desk
-from deployments.generation import Started
+from deployments.generation import Generation, GenerationId, Started
 from deployments.lanes import Board, Standing
 from deployments.messages import Answer, Letter, Opening, Refused
+from deployments.placing import ROW_TOKENS
 from deployments.scaling import FORGOTTEN_AFTER_S, ROWS, WAITING, Demand
 from dflash_core.request import WindowId
 from tests.deployments.test_desk import LocalStage, collect, desk, expected, request, tokens
@@ -102,6 +103,79 @@ def test_few_rows_stay_in_one_window_even_where_two_are_faster() -> None:
         answers = [asyncio.ensure_future(collect(d, request(i, 60))) for i in range(3)]
         await asyncio.gather(*answers)
         assert len(stage.stages["a"].openings) == 1
+
+    play(work())
+
+
+def test_a_lane_that_is_new_is_not_given_more_than_its_share() -> None:
+    async def work() -> None:
+        stage = Lanes("a", "b")
+        d = desk(stage, max_rows=16)  # type: ignore[arg-type]
+        told(d, "a")
+        await collect(d, request(0))
+        told(d, "a", "b")
+        answers = [asyncio.ensure_future(collect(d, request(i))) for i in range(1, 13)]
+        await asyncio.sleep(0.001)
+        assert stage.rows == [6, 6]
+        assert all([await answer for answer in answers])
+
+    play(work())
+
+
+def chat(number: int, turns: int, common: int = 0, own: int = 320) -> Generation:
+    """A prompt of a chat: what all chats begin with, and so many tokens of its own for each turn."""
+    prompt_ids = (*range(300, 300 + common), *((7 * number + i) % 200 + 10 for i in range(turns * own)))
+    return replace(request(number, 20), id=GenerationId(f"g{number}.{turns}"), prompt_ids=prompt_ids)
+
+
+async def lane_of(d: Desk, generation: Generation) -> str:
+    return next(event.lane for event in await collect(d, generation) if isinstance(event, Started))
+
+
+def test_the_next_turn_of_a_chat_goes_to_the_lane_that_read_the_last_one() -> None:
+    async def work() -> None:
+        stage = Lanes("a", "b", "c")
+        d = desk(stage, max_rows=4)  # type: ignore[arg-type]
+        told(d, "a", "b", "c")
+        first = await asyncio.gather(*[lane_of(d, chat(i, 1, common=64)) for i in range(9)])
+        assert sorted(first) == [*"aaabbbccc"]
+        for number in reversed(range(9)):
+            assert await lane_of(d, chat(number, 2, common=64)) == first[number]
+
+    play(work())
+
+
+def test_a_prompt_that_all_share_does_not_gather_them_on_one_lane() -> None:
+    async def work() -> None:
+        stage = Lanes("a", "b")
+        d = desk(stage, max_rows=16)  # type: ignore[arg-type]
+        told(d, "a", "b")
+        await lane_of(d, chat(0, 0, common=256))
+        answers = [asyncio.ensure_future(collect(d, chat(i, 1, 256, own=1))) for i in range(1, 13)]
+        await asyncio.sleep(0.001)
+        assert max(stage.rows) - min(stage.rows) <= 256 // ROW_TOKENS
+        assert all([await answer for answer in answers])
+
+    play(work())
+
+
+def test_a_chat_goes_elsewhere_where_its_lane_is_full_or_gone() -> None:
+    async def work() -> None:
+        stage = Lanes("a", "b")
+        d = desk(stage, max_rows=2)  # type: ignore[arg-type]
+        told(d, "a", "b")
+        home = await lane_of(d, chat(0, 1))
+        other = "b" if home == "a" else "a"
+        again = [replace(chat(0, 1), id=GenerationId(f"again{i}")) for i in range(2)]
+        beside = [asyncio.ensure_future(collect(d, generation)) for generation in again]
+        await asyncio.sleep(0.001)
+        assert stage.rows == ([2, 0] if home == "a" else [0, 2])
+        assert await lane_of(d, chat(0, 2)) == other
+        await asyncio.gather(*beside)
+        d.hear("targets", [Standing(home, room=0), Standing(other)])
+        assert await lane_of(d, chat(1, 1)) == other
+        told(d, other)
+        assert await lane_of(d, chat(0, 3)) == other
 
     play(work())
 

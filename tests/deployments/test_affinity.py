@@ -1,0 +1,42 @@
+"""What a router remembers of prompts it has sent somewhere."""
+
+import pytest
+
+from deployments import affinity
+from deployments.affinity import BLOCK, MOST_LANES, Affinity
+
+
+def prompt(*starts: int) -> list[int]:
+    """One block of tokens from each start."""
+    return [token for start in starts for token in range(start, start + BLOCK)]
+
+
+def test_whole_blocks_count_from_the_beginning() -> None:
+    seen = Affinity()
+    seen.note("a", prompt(0, 100, 200))
+    seen.note("b", prompt(0, 100, 300))
+    assert seen.shared(prompt(0, 100, 200, 400)) == {"a": 3 * BLOCK, "b": 2 * BLOCK}
+    assert seen.shared(prompt(0, 100)[:-1]) == {"a": BLOCK, "b": BLOCK}
+    assert seen.shared(prompt(100, 200)) == {}
+    assert seen.shared(prompt(0)[:-1]) == {}
+    assert seen.shared(prompt(1, 100, 200)) == {}
+
+
+def test_a_block_knows_the_lanes_that_read_it_last() -> None:
+    seen = Affinity()
+    for number in [*range(MOST_LANES + 2), 2]:
+        seen.note(f"lane{number}", prompt(0))
+    assert set(seen.shared(prompt(0))) == {f"lane{number}" for number in range(2, MOST_LANES + 2)}
+
+
+def test_what_was_not_read_for_long_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(affinity, "MOST_BLOCKS", 4)
+    seen = Affinity()
+    seen.note("a", prompt(0, 100))
+    seen.note("a", prompt(200, 300))
+    seen.note("a", prompt(0, 100))
+    seen.note("b", prompt(400))
+    assert len(seen) == 4
+    assert seen.shared(prompt(0, 100)) == {"a": 2 * BLOCK}
+    assert seen.shared(prompt(200, 300)) == {}
+    assert seen.shared(prompt(400)) == {"b": BLOCK}
