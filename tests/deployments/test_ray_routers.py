@@ -27,8 +27,9 @@ Metrics = dict[str, dict[str, float]]  # by name, then engine
 
 @pytest.fixture(scope="module")
 def two_routers(ray_cluster: int) -> DeploymentHandle:
+    """Each with room for all clients of a test: Serve sends them where chance wills."""
     two = Placement(router=Place(replicas=2, num_cpus=0.5))
-    return deploy(SETTINGS.model_copy(update={"placement": two}))
+    return deploy(SETTINGS.model_copy(update={"placement": two, "max_rows": 16}))
 
 
 def metrics(page: str) -> Metrics:
@@ -88,9 +89,15 @@ def test_streams_of_a_killed_router_end_at_once_and_leave_no_row(two_routers: De
         target = call("Target", "stats")
         return target["windows"], target["rows"]
 
+    clients: list[Client] = []
+
+    def do_all_play() -> bool:
+        return all(len(client.tokens) > 40 for client in clients)
+
     wait_until(lambda: counts() == (0, 0), 30)
-    clients = [Client(generation(max_tokens=1800)).start(two_routers) for _ in range(6)]
-    wait_until(lambda: all(len(client.tokens) > 40 for client in clients))
+    while counts()[0] < 2:  # until both routers play
+        clients += [Client(generation(max_tokens=1800)).start(two_routers) for _ in range(4)]
+        wait_until(do_all_play)
     kill_replica("Router")
     wait_until(lambda: any(client.error for client in clients), 10)
     ended = [client.join() for client in clients]
