@@ -86,7 +86,7 @@ class Answer:
             self.add(event)
             return []
         choice = self._choices[event.index]
-        before = self._usage
+        before = self._running
         self.add(event)
         if not self._shows(event, choice):
             return []
@@ -96,9 +96,9 @@ class Answer:
             opening = [self._chunk(entry, before) for entry in choice.opening()]
         match event:
             case TextTokens():
-                return [*opening, self._chunk(choice.delta(event), self._usage)]
+                return [*opening, self._chunk(choice.delta(event), self._running)]
             case Ended():
-                rest = [self._chunk(choice.rest(), self._usage)] if choice.heard else []
+                rest = [self._chunk(choice.rest(), self._running)] if choice.heard else []
                 return [*opening, *rest, *self._closing(choice)]
 
     def _shows(self, event: TextTokens | Ended, choice: Choice) -> bool:
@@ -128,8 +128,13 @@ class Answer:
     def _usage(self) -> Usage:
         return Usage.total([choice.usage for choice in self._choices])
 
+    @property
+    def _running(self) -> Usage | None:
+        """What each chunk tells of the usage up to now; None to clients that did not ask."""
+        return self._usage if self._generation.delivery.continuous_usage else None
+
     def _closing(self, choice: Choice) -> list[Json]:
-        last = self._chunk(choice.closing(), self._usage)
+        last = self._chunk(choice.closing(), self._running)
         last["dflash"] = speculation(choice.usage, self._place)
         is_over = all(other.ended is not None for other in self._choices)
         if not self._generation.delivery.include_usage or not is_over:
@@ -138,15 +143,14 @@ class Answer:
         numbers = {"usage": usage_json(self._usage), "dflash": speculation(self._usage, self._place)}
         return [last, usage | numbers]
 
-    def _chunk(self, choice: Json, usage: Usage) -> Json:
-        delivery = self._generation.delivery
+    def _chunk(self, choice: Json, usage: Usage | None) -> Json:
         chunk = self._envelope(self._dialect.chunk_object, [choice])
         if not self._has_prompt_ids:
             self._has_prompt_ids = True
             self._with_prompt_ids(chunk)
-        if delivery.continuous_usage:
+        if usage is not None:
             chunk["usage"] = usage_json(usage)
-        elif delivery.include_usage:
+        elif self._generation.delivery.include_usage:
             chunk["usage"] = None
         return chunk
 

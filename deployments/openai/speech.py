@@ -39,6 +39,8 @@ class Said:
     def joined(parts: Iterable["Said"]) -> "Said":
         """Put consecutive parts together."""
         parts = list(parts)
+        if len(parts) == 1:
+            return parts[0]
         return Said(
             "".join(part.content for part in parts),
             "".join(part.thoughts for part in parts),

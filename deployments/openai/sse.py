@@ -25,4 +25,7 @@ def typed_frame(data: Mapping[str, object]) -> bytes:
 
 def encode(data: Mapping[str, object]) -> bytes:
     """Return compact JSON."""
-    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _COMPACT.encode(data).encode()
+
+
+_COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
