@@ -20,12 +20,12 @@ from deployments.drafter import DrafterReplica
 from deployments.engine import Engine, LocalEngine
 from deployments.ingress import RouterIngress
 from deployments.pinning import LaneRouter
+from deployments.proxy import GRPC_LIMIT_BYTES
 from deployments.scaling import FULLNESS
 from deployments.settings import Place, Placement, Settings, load_settings
 from deployments.target import TargetReplica
 
 APP_NAME = "dflash"
-GRPC_LIMIT_BYTES = 2**30  # of one by-value message between replicas; Ray's default is 4 MB
 
 # Load of one replica from which on Serve starts another.
 DRAFTER_LOAD = 0.6  # calls at a time, on average: it serves one after another, so 1 is all that it can do

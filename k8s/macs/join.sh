@@ -45,6 +45,8 @@ export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1
 export RAY_USAGE_STATS_ENABLED=0
 export RAY_worker_niceness=0
 export RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deployments.proxy.middlewares
+export RAY_SERVE_PROXY_USE_GRPC=1
+export RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH=1073741824
 export RAY_AUTH_MODE=token
 token=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
 if [ -z "${RAY_AUTH_TOKEN:-}" ]; then

@@ -56,7 +56,7 @@ def ray_cluster(grpc_port: int) -> Iterator[int]:
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
-        proxy.VARIABLE: proxy.PATH,
+        **proxy.VARIABLES,
     }
     folder = tempfile.mkdtemp(prefix="dfs", dir="/tmp")
     with pytest.MonkeyPatch.context() as patch:

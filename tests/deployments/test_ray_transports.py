@@ -14,13 +14,14 @@ from deployments.exchange.handle import HandleLink
 from deployments.exchange.patience import Patience
 from deployments.exchange.remote import RemoteDrafter
 from deployments.exchange.transport import Transport
+from deployments.proxy import GRPC_LIMIT_BYTES
 from deployments.settings import Place, Settings
 from deployments.settings import Transport as Mode
 from dflash_core.request import RowId, RowRequest, WindowId
 from tests.deployments.fake_engine import BLOCK, FakeWindow, Probe, script
 from tests.deployments.ray_client import call, num_stored_bytes, wait_until
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120), pytest.mark.ray]
 
 PROMPT = tuple(range(1500))  # 375 KiB of features
 ROUNDS = 80  # enough to merge what they commit
@@ -71,7 +72,7 @@ def test_levers_reach_the_processes_that_they_are_for(ray_cluster: int) -> None:
     assert facts == {
         "own_thread": False,
         "own_loop": False,
-        "grpc_limit": app.GRPC_LIMIT_BYTES,
+        "grpc_limit": GRPC_LIMIT_BYTES,
         "blas": "3",
         "niceness": os.getpriority(os.PRIO_PROCESS, 0),
     }

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from ray.scripts.scripts import start
 
+from deployments import proxy
 from deployments.settings import load_settings
 from tests.k8s.manifests import K8S, tool
 
@@ -105,6 +106,7 @@ def test_the_node_gets_the_variables_that_ray_wants_on_a_mac(run, tmp_path: Path
     told = dict(line.split("=", 1) for line in made.stdout.splitlines() if line.startswith("RAY_"))
     assert told["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "1"
     assert told["RAY_AUTH_MODE"] == "token"
+    assert proxy.VARIABLES.items() <= told.items()
     assert (tmp_path / "home" / ".ray" / "auth_token").stat().st_mode & 0o077 == 0
     assert "secret" not in made.stdout + made.stderr
 

@@ -11,9 +11,10 @@ import pytest
 from pydantic import BaseModel
 from ray.serve.schema import ServeDeploySchema
 
+from deployments import proxy
 from deployments.rpc.options import grpc_options
 from deployments.settings import Settings, load_settings
-from tests.k8s.manifests import SERVED, of_kind, ray_service, serve_config
+from tests.k8s.manifests import SERVED, of_kind, pod_templates, ray_service, serve_config
 
 
 def unknown_keys(value: Any, annotation: Any, where: str) -> list[str]:
@@ -73,6 +74,16 @@ def test_grpc_is_served_as_up_serves_it(folder: str) -> None:
     wanted = grpc_options(Settings().grpc_port)
     ours = [name for name in wanted["grpc_servicer_functions"] if "mlx" not in name]  # an extra of its own
     assert serve_config(folder)["grpc_options"] == {**wanted, "grpc_servicer_functions": ours}
+
+
+@pytest.mark.parametrize("folder", SERVED)
+def test_proxies_have_the_environment_that_they_have_under_up(folder: str) -> None:
+    pods = [pod for name, pod in pod_templates(folder).items() if name.startswith("RayService")]
+    assert pods
+    for pod in pods:
+        (container,) = pod["spec"]["containers"]
+        given = {variable["name"]: variable.get("value") for variable in container["env"]}
+        assert proxy.VARIABLES.items() <= given.items()
 
 
 @pytest.mark.parametrize("folder", SERVED)

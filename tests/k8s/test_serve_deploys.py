@@ -20,9 +20,12 @@ import yaml
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from deployments import proxy
 from tests.deployments.conftest import free_port
 from tests.k8s.manifests import ROOT, pod_templates, ray_service
 from tests.k8s.processes import end, wait_for
+
+pytestmark = pytest.mark.ray
 
 START_S = 90.0
 READY_S = 180.0
@@ -67,12 +70,15 @@ def head() -> Iterator[Head]:
     token = secrets.token_hex(16)
     environment = {
         **os.environ,
+        **proxy.VARIABLES,
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTHONPATH": str(ROOT),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",
+        "DFLASH_CALIBRATION_S": "3",
+        "DFLASH_PROBE_S": "1",
     }
     (cpus,) = {
         group["rayStartParams"]["num-cpus"]
