@@ -86,6 +86,7 @@ def job_cluster(*, resources: str = "{}") -> Iterator[Cluster]:
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_USAGE_STATS_ENABLED": "0",
             "DFLASH_CALIBRATION_S": "0",
+            "DFLASH_PROBE_S": "1",
         }
         gcs_port, dashboard_port = free_port(), free_port()
         options = {

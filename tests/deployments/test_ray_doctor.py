@@ -1,10 +1,13 @@
 """The doctor against a running cluster: nodes answer, and what listens is seen."""
 
+import pytest
 import ray
 
 from deployments.doctor import cluster, ports
 from deployments.doctor.software import versions
 from deployments.settings import Settings
+
+pytestmark = pytest.mark.ray
 
 
 def test_a_node_of_a_running_cluster_tells_its_versions(ray_cluster: int) -> None:

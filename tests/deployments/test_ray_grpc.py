@@ -32,7 +32,7 @@ from tests.deployments.conftest import ROOT
 from tests.deployments.fake_engine import FAULT, PAIR, FakeEngine, RoundLog, script
 from tests.deployments.ray_client import call, wait_until
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(150), pytest.mark.ray]
 
 SETTINGS = Settings(request_timeout_s=8.0, window_max_age_s=4.0, max_rows=4, max_queue=1, draft_timeout_s=0.5)
 SECRET = "pid 4242 at 10.0.0.7 in /srv/secret.py"

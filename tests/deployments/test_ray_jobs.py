@@ -14,7 +14,7 @@ import pytest
 
 from tests.deployments.job_cluster import BIN, Cluster, application, job_cluster
 
-pytestmark = [pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.ray]
 
 QUESTIONS = (
     "What is the capital of France?",

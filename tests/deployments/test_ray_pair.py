@@ -23,7 +23,7 @@ from dflash_core.text import Tokenizer
 from tests.core.engine_fixtures import SilentDrafter, finish, opened
 from tests.deployments.ray_client import call, kill_replica, wait_until
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900), pytest.mark.ray]
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -42,7 +42,9 @@ PAIR_PATH = Path(dflash_core.pair.__file__).parent
 @pytest.fixture(scope="module")
 def base_url(ray_cluster: int, cache_dir: Path) -> str:
     """The pair under default settings, but for the time that measuring takes."""
-    serve.run(build(Settings(calibration_s=3, cache_dir=cache_dir)), name=APP_NAME, route_prefix="/")
+    serve.run(
+        build(Settings(calibration_s=3, probe_s=1, cache_dir=cache_dir)), name=APP_NAME, route_prefix="/"
+    )
     return f"http://127.0.0.1:{ray_cluster}"
 
 

@@ -20,7 +20,7 @@ from tests.deployments.ray_client import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120), pytest.mark.ray]
 
 Metrics = dict[str, dict[str, float]]  # by name, then engine
 

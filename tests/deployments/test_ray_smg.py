@@ -22,7 +22,7 @@ from tests.deployments.ray_client import call, deploy, wait_until
 pytest.importorskip("smg_grpc_proto")
 pytest.importorskip("smg")
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(150), pytest.mark.ray]
 
 SETTINGS = Settings(request_timeout_s=30.0, window_max_age_s=4.0, max_rows=4, draft_timeout_s=0.5)
 MODEL = "dflash-embedded"  # the gateway learns of the model's own name, not of its aliases

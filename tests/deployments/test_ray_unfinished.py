@@ -10,7 +10,7 @@ import pytest
 from grpc import StatusCode
 from ray.serve.handle import DeploymentHandle
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120), pytest.mark.ray]
 
 BODY = json.dumps(
     {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "ignore_eos": True}

@@ -15,7 +15,7 @@ from tests.deployments.fake_engine import PAIR, RoundLog, script
 from tests.deployments.ray_client import call, wait_until
 from tests.deployments.test_http_disconnect import post
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120), pytest.mark.ray]
 
 SLOW_S = 0.4  # a round; a close that takes longer to reach the target would be a fault of ours
 

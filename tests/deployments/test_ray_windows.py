@@ -29,7 +29,7 @@ from tests.deployments.ray_client import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120), pytest.mark.ray]
 
 
 def test_concurrent_requests_share_one_window(fake_app: DeploymentHandle) -> None:

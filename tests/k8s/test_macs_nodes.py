@@ -16,6 +16,8 @@ from tests.deployments.conftest import free_port
 from tests.k8s.manifests import K8S, ROOT
 from tests.k8s.processes import end, wait_for
 
+pytestmark = pytest.mark.ray
+
 MACS = K8S / "macs"
 PORTS = ("NODE_MANAGER_PORT", "OBJECT_MANAGER_PORT", "RUNTIME_ENV_PORT", "METRICS_PORT", "AGENT_PORT")
 HEAD_PORTS = ("GCS_PORT", "DASHBOARD_PORT", "CLIENT_PORT")
