@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 
 BLOCK = 64  # tokens that are compared at once
+LONGEST = 256 * BLOCK  # of a prompt; whoever has read so much is preferred however busy it is
 MOST_BLOCKS = 1 << 16  # about four million tokens
 MOST_LANES = 8  # of one block, those that read it last
 
@@ -45,6 +46,6 @@ class Affinity:
 def _chain(prompt_ids: Sequence[int]) -> Iterator[int]:
     """A hash of each whole block and all before it."""
     chained = 0
-    for end in range(BLOCK, len(prompt_ids) + 1, BLOCK):
+    for end in range(BLOCK, min(len(prompt_ids), LONGEST) + 1, BLOCK):
         chained = hash((chained, tuple(prompt_ids[end - BLOCK : end])))
         yield chained

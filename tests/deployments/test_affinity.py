@@ -3,7 +3,7 @@
 import pytest
 
 from deployments import affinity
-from deployments.affinity import BLOCK, MOST_LANES, Affinity
+from deployments.affinity import BLOCK, LONGEST, MOST_LANES, Affinity
 
 
 def prompt(*starts: int) -> list[int]:
@@ -20,6 +20,13 @@ def test_whole_blocks_count_from_the_beginning() -> None:
     assert seen.shared(prompt(100, 200)) == {}
     assert seen.shared(prompt(0)[:-1]) == {}
     assert seen.shared(prompt(1, 100, 200)) == {}
+
+
+def test_of_a_long_prompt_the_beginning_is_enough() -> None:
+    seen = Affinity()
+    seen.note("a", range(2 * LONGEST))
+    assert seen.shared(range(LONGEST + 1)) == {"a": LONGEST}
+    assert len(seen) == LONGEST // BLOCK
 
 
 def test_a_block_knows_the_lanes_that_read_it_last() -> None:
