@@ -2,10 +2,10 @@
 
     python -m tests.benchmarks.through_ray --prompts FILE [--limit 32] [--rows 4] [--width 16] [--repeat 3]
 
-Serves the embedded pair once with each of --transports and asks it by the router's handle and over HTTP,
-``rows`` at a time; beside them the engine plays the same rows here. Arms interleaved, the first repetition
-not counted; saved states of chats are off, so that each is read anew everywhere. Prints tokens per second
-(least, median, most), the ratio to one process, milliseconds per round and what each way adds to one.
+Serves the embedded pair once with each of --transports and asks it by the router's handle, over HTTP and over
+gRPC, ``rows`` at a time; beside them the engine plays the same rows here. Arms interleaved, the first
+repetition not counted; saved states of chats are off, so that each is read anew everywhere. Prints tokens per
+second (least, median, most), the ratio to one process, milliseconds per round and what each way adds to one.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -30,8 +31,10 @@ from ray import serve
 
 from deployments.app import APP_NAME
 from deployments.bench import machine
+from deployments.client import AsyncClient, Tokens, ask
 from deployments.generation import Generation, GenerationId, TextTokens
 from deployments.prompts import read_prompts
+from deployments.rpc.dflash.v1.dflash_pb2 import Sampling
 from deployments.settings import Place, Placement, Settings
 from deployments.up import serving
 from dflash_core.checkpoints import resolve_drafter, resolve_target
@@ -81,31 +84,49 @@ def in_process(lane: LoadedLane, requests: Sequence[RowRequest], rows: int, widt
     return play
 
 
-def by_handle(requests: Sequence[RowRequest], rows: int, client: httpx2.AsyncClient) -> Arm:
-    """The router's own method, called from here."""
-    handle = serve.get_app_handle(APP_NAME).options(method_name="generate", stream=True)
+def together(
+    one: Callable[[RowRequest], Awaitable[tuple[int, ...]]],
+    requests: Sequence[RowRequest],
+    rows: int,
+    client: httpx2.AsyncClient,
+) -> Arm:
+    """``rows`` requests at a time, each asked by ``one``; ``client`` reads the counters."""
 
-    async def one(row: RowRequest, limit: asyncio.Semaphore) -> tuple[int, ...]:
-        request = Generation(
-            GenerationId(f"way-{next(_numbers)}"),
-            "demo",
-            row.tokens,
-            row.max_tokens,
-            row.sampling,
-            row.stop_token_ids,
-            (),
-            300.0,
-        )
+    async def limited(row: RowRequest, limit: asyncio.Semaphore) -> tuple[int, ...]:
         async with limit:
-            events = [event async for event in cast(Any, handle.remote(request))]
-        return tuple(token for event in events if isinstance(event, TextTokens) for token in event.token_ids)
+            return await one(row)
 
     async def play() -> tuple[Answers, float]:
         before, limit = await http_load.counters(client), asyncio.Semaphore(rows)
-        answers = await asyncio.gather(*(one(row, limit) for row in requests))
+        answers = await asyncio.gather(*(limited(row, limit) for row in requests))
         return answers, (await http_load.counters(client))["rounds"] - before["rounds"]
 
     return play
+
+
+async def by_handle(row: RowRequest) -> tuple[int, ...]:
+    """The router's own method, called from here."""
+    handle = serve.get_app_handle(APP_NAME).options(method_name="generate", stream=True)
+    request = Generation(
+        GenerationId(f"way-{next(_numbers)}"),
+        "demo",
+        row.tokens,
+        row.max_tokens,
+        row.sampling,
+        row.stop_token_ids,
+        (),
+        300.0,
+    )
+    events = [event async for event in cast(Any, handle.remote(request))]
+    return tuple(token for event in events if isinstance(event, TextTokens) for token in event.token_ids)
+
+
+async def over_grpc(calls: AsyncClient, row: RowRequest) -> tuple[int, ...]:
+    """As clients of the other contract come."""
+    sampling = Sampling(temperature=row.sampling.temperature)
+    spec = ask("demo", row.tokens, max_tokens=row.max_tokens, sampling=sampling)
+    events = [event async for event in calls.generate(spec)]
+    return tuple(token.id for event in events if isinstance(event, Tokens) for token in event.tokens)
 
 
 def over_http(bodies: list[dict[str, Any]], rows: int, client: httpx2.AsyncClient) -> Arm:
@@ -141,11 +162,17 @@ async def compare(options: argparse.Namespace, here: Arm, settings: Settings) ->
     """The table of one transport."""
     requests, bodies = options.requests, options.bodies
     url = f"http://{settings.host}:{settings.http_port}"
-    async with httpx2.AsyncClient(base_url=url, timeout=300) as client:
+    async with (
+        httpx2.AsyncClient(base_url=url, timeout=300) as client,
+        AsyncClient(f"127.0.0.1:{settings.grpc_port}") as calls,
+    ):
         arms = {
             "one process": here,
-            f"{settings.transport}, by handle": by_handle(requests, options.rows, client),
+            f"{settings.transport}, by handle": together(by_handle, requests, options.rows, client),
             f"{settings.transport}, over HTTP": over_http(bodies, options.rows, client),
+            f"{settings.transport}, over gRPC": together(
+                partial(over_grpc, calls), requests, options.rows, client
+            ),
         }
         samples = await interleaved(arms, options.repeat)
     for name, own in samples.items():
