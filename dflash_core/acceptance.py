@@ -2,7 +2,8 @@
 
 ``P(walk i | walked i - 1)`` is estimated with censoring: a round of width K says nothing about
 positions beyond K - 1 or behind its first mismatch. A row leans on the prior that all rows of the
-drafter share until it has seen enough itself.
+drafter share until it has seen enough itself. The prior is what rows begin with, so it learns from their
+beginnings alone: one long answer that the drafter cannot follow says nothing of the next ones.
 """
 
 from collections.abc import Sequence
@@ -14,15 +15,23 @@ from dflash_core.events import RoundReport, RowProgress
 from dflash_core.request import RowId
 
 _MEMORY = 0.9  # weight that a row's past keeps per round: text changes character quickly
-_PRIOR_MEMORY = 0.998
+_PRIOR_MEMORY = 0.998  # the same of the prior
+_BEGINNING = 16  # drafted rounds of a row that the prior learns from
 _PRIOR_WEIGHT = 0.4  # rounds' worth of evidence that the prior counts as in a row's estimate
-_OPTIMISM = 0.7  # every step's probability before anything was seen
+# Every step's probability before anything was seen, and what that counts as. What is not seen again for long
+# returns to it: a place behind the blocks that are drafted now must not stay hopeless for ever.
+_OPTIMISM, _OPTIMISM_WEIGHT = 0.7, 4.0
 
 
 @dataclass(slots=True)
 class _Counts:
     trials: np.ndarray  # [K - 1] rounds that reached position i
     walks: np.ndarray  # [K - 1] of them, those whose draft matched
+    num_rounds: int = 0
+
+    @staticmethod
+    def none(size: int) -> "_Counts":
+        return _Counts(np.zeros(size), np.zeros(size))
 
     def fade(self, memory: float) -> None:
         self.trials *= memory
@@ -31,6 +40,7 @@ class _Counts:
     def add(self, walked: int, reached: int) -> None:
         self.trials[:reached] += 1
         self.walks[:walked] += 1
+        self.num_rounds += 1
 
 
 @dataclass(slots=True)
@@ -43,7 +53,7 @@ class Acceptance:
 
     def __post_init__(self) -> None:
         size = max(self.block_size - 1, 1)
-        self._prior = _Counts(np.full(size, 4.0), np.full(size, 4.0 * _OPTIMISM))
+        self._prior = _Counts.none(size)
 
     def expected(self, row_ids: Sequence[RowId], width: int) -> float:
         """Tokens that a round of this width is expected to commit, all rows together."""
@@ -51,7 +61,6 @@ class Acceptance:
 
     def observe(self, report: RoundReport) -> None:
         """Learn from a round; rows that ended are forgotten."""
-        self._prior.fade(_PRIOR_MEMORY)
         for progress in report.rows:
             if progress.drafted > 0:
                 self._observe_row(progress)
@@ -69,15 +78,17 @@ class Acceptance:
         reached = walked if ended else min(walked + 1, progress.drafted)
         counts = self._rows.get(progress.row_id)
         if counts is None:
-            size = len(self._prior.trials)
-            counts = self._rows[progress.row_id] = _Counts(np.zeros(size), np.zeros(size))
+            counts = self._rows[progress.row_id] = _Counts.none(len(self._prior.trials))
         counts.fade(_MEMORY)
         counts.add(walked, reached)
-        self._prior.add(walked, reached)
+        if counts.num_rounds <= _BEGINNING:
+            self._prior.fade(_PRIOR_MEMORY)
+            self._prior.add(walked, reached)
 
     def _reach(self, row_id: RowId) -> np.ndarray:
         """Probability that position i is walked, [K - 1]."""
-        prior = self._prior.walks / self._prior.trials
+        seen = self._prior
+        prior = (seen.walks + _OPTIMISM_WEIGHT * _OPTIMISM) / (seen.trials + _OPTIMISM_WEIGHT)
         counts = self._rows.get(row_id)
         if counts is None:
             return np.cumprod(prior)

@@ -59,6 +59,35 @@ def test_classic_rounds_are_interrupted_by_trials_inside_the_budget() -> None:
     assert sum(w - 1 for w in trials) <= 0.03 * chosen.count(1) + max(trials)
 
 
+GENTLE = RoundCosts({(1, w): 1.0 + 0.04 * w for w in WIDTHS[:5]})
+
+
+def play(width: AutoWidth, row: str, num_rounds: int, most: int) -> list[int]:
+    """Widths of a row's rounds, of whose drafts at most so many are right each time."""
+    chosen: list[int] = []
+    for number in range(num_rounds):
+        chosen.append(width.choose([RowId(row)], 16))
+        finish: FinishReason | None = "stop" if number == num_rounds - 1 else None
+        width.observe(report(chosen[-1], min(most, chosen[-1] - 1), row=row, finish=finish))
+    return chosen
+
+
+def test_a_long_answer_that_fails_its_drafts_takes_none_from_the_next_rows() -> None:
+    width = AutoWidth(GENTLE, Acceptance(16))
+    for number in range(4):
+        play(width, f"good{number}", 10, 15)
+    assert play(width, "bad", 8000, 0).count(1) > 7000
+    assert play(width, "next", 10, 15) == [16] * 10
+
+
+def test_a_place_that_was_hopeless_is_tried_again_when_rows_walk_all_they_are_given() -> None:
+    width = AutoWidth(GENTLE, Acceptance(16))
+    before = [play(width, f"one{number}", 40, 1) for number in range(60)]
+    assert before[-1].count(2) > 30
+    after = [play(width, f"all{number}", 40, 15) for number in range(200)]
+    assert after[-1] == [16] * 40
+
+
 def test_a_trial_is_charged_what_it_took_and_not_what_it_was_thought_to_take() -> None:
     acceptance = Acceptance(16)
     for _ in range(30):
