@@ -52,7 +52,7 @@ class Exactness:
     def note(self) -> str:
         """In words: what strictness costs here."""
         if not self.is_strict:
-            return "rounds of any shape; see near ties in the README"
+            return "rounds of any shape; near ties may turn over; see Exactness in the README"
         rows = "one row at a time" if self.max_rows == 1 else f"up to {self.max_rows} rows together"
         if self.is_declined:
             return f"strict leaves {rows} and classic rounds: no wider block is equal, no drafter is read"

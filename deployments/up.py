@@ -74,7 +74,8 @@ def ready_line(settings: Settings) -> str:
         f"-d {shlex.quote(json.dumps(body))}"
     )
     names = ", ".join(settings.served_model_names)
-    return f"ready: {address}/v1 serves {names} · console: {address}/console · try: {curl}"
+    places = f"gRPC on port {settings.grpc_port} · console: {address}/console"
+    return f"ready: {address}/v1 serves {names} · {places} · try: {curl}"
 
 
 def _say(message: str) -> None:
@@ -239,4 +240,6 @@ def stop_signals() -> Iterator[threading.Event]:
 def _check_port(host: str, port: int) -> None:
     """A port in use is told here in one line, not by Serve after half a minute."""
     if (fault := bind_fault(host, port)) is not None:
-        raise Unavailable(f"cannot listen on {host}:{port}: {fault}; choose another port")
+        raise Unavailable(
+            f"cannot listen on {host}:{port}: {fault}; choose another one (--http-port, --grpc-port)"
+        )

@@ -211,7 +211,10 @@ class RemoteDrafter:
     def _lose(self, window_id: WindowId, window: _Window, error: Exception) -> None:
         told = {"window": window_id}
         logger.warning(
-            "window %s goes on without drafts: %s: %s", window_id, type(error).__name__, error, extra=told
+            "window %s plays without drafts until its drafter answers again: %s",
+            window_id,
+            f"{type(error).__name__}: {error}" if str(error) else "they did not come in time",
+            extra=told,
         )
         self.transport.count_failure()
         window.ping = self._start(self._ping(window_id))

@@ -8,7 +8,8 @@ class Limits:
     """What the edge allows and how long it waits."""
 
     max_body_bytes: int = 4 * 1024 * 1024
-    default_max_tokens: int = 4096  # when the client names no maximum; the context may leave less
+    default_max_tokens: int = 4096  # of a chat whose client names no maximum; the context may leave less
+    default_completion_tokens: int = 16  # the same of a text completion, as OpenAI and vLLM have it
     max_choices: int = 16  # answers to one request (``n``)
     max_logprobs: int = 400_000  # in one answer; some 70 bytes each on the wire
     grammar_timeout_s: float = 10.0  # how long a client's grammar may take to compile

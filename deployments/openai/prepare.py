@@ -138,7 +138,8 @@ def _max_tokens(
             code=ContextLengthExceeded.kind,
         )
     if asked is None:
-        return min(room, limits.default_max_tokens)
+        is_text = isinstance(request, CompletionRequest)
+        return min(room, limits.default_completion_tokens if is_text else limits.default_max_tokens)
     if asked == 0 and not (isinstance(request, CompletionRequest) and request.echo):
         raise InvalidRequest(
             "'max_tokens' may be 0 only with 'echo'.", param="max_tokens", code="invalid_value"

@@ -20,7 +20,9 @@ class Entrance:
     def __init__(self, backend: Backend, limits: Limits, access: Access):
         self._access = access
         self._max_bytes = limits.max_body_bytes
-        self._preparer = Preparer(backend, limits)
+        # One default for text, messages and token ids: here they are forms of one prompt.
+        one = replace(limits, default_completion_tokens=limits.default_max_tokens)
+        self._preparer = Preparer(backend, one)
 
     def check(self, context: RayServegRPCContext, num_bytes: int = 0) -> None:
         """Raise unless the caller may come in, with a request of this size."""

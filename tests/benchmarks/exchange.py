@@ -6,6 +6,7 @@ A real target-side adapter and real drafter sessions on two Serve replicas, with
 once. Prints the median and 90th percentile of one whole draft call, in milliseconds.
 """
 
+import argparse
 import asyncio
 import os
 import shutil
@@ -111,6 +112,9 @@ class Bench:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     root = str(Path(__file__).parents[2])
     os.environ.update(PYTHONPATH=root, RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
     import ray

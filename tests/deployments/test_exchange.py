@@ -28,7 +28,7 @@ def link() -> LocalLink:
 
 @pytest.fixture
 def drafter(link: LocalLink, loop: asyncio.AbstractEventLoop) -> RemoteDrafter:
-    return RemoteDrafter(link, loop, Transport("value"), "fake", BLOCK, Patience(0.3, 0.3))
+    return RemoteDrafter(link, loop, Transport("value"), "fake", BLOCK, Patience(1.0, 1.0))
 
 
 def test_every_draft_is_right_when_features_arrive_whole(drafter: RemoteDrafter) -> None:

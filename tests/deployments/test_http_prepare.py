@@ -91,6 +91,7 @@ def test_without_a_maximum_the_answer_gets_the_room_up_to_the_default(backend: S
     assert prepared(backend, Limits(default_max_tokens=10_000)).max_tokens == room
     assert prepared(backend, Limits(default_max_tokens=12)).max_tokens == 12
     assert prepared(backend, max_tokens=room).max_tokens == room
+    assert completion(backend, prompt=[5]).max_tokens == 16
     with pytest.raises(ContextLengthExceeded, match=f"at most {room}"):
         prepared(backend, max_tokens=room + 1)
 

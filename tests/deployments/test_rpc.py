@@ -440,6 +440,18 @@ async def test_an_answer_begun_elsewhere_counts_from_where_its_prompt_ends() -> 
     assert (row.tokens, row.prompt_length, row.max_tokens) == ((5, 6, 7, 8), 1, 9)
 
 
+@pytest.mark.parametrize("asked", [ids_spec([5, 6]), spec()], ids=["token ids", "a text"])
+async def test_an_answer_without_a_maximum_may_be_as_long_whatever_its_prompt_is_given_as(
+    asked: pb.GenerationSpec,
+) -> None:
+    backend = StubBackend()
+    asked.ClearField("max_tokens")
+    async for _ in service(backend).generate(pb.GenerateRequest(spec=asked), context()):
+        pass
+    room = backend.model_card.max_context - len(backend.last.prompt_ids)
+    assert backend.last.max_tokens == min(Limits().default_max_tokens, room)
+
+
 @pytest.mark.parametrize(
     "asked", [ids_spec([5, 6], continued=2), spec(continued=1)], ids=["nothing but answer", "a text"]
 )
