@@ -24,7 +24,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.context import _get_global_client
 
 import dflash_core.pair
-from deployments import app
+from deployments import app, proxy
 from deployments.cluster import start_node
 from deployments.engine import RouterParts
 from deployments.exchange.handle import HandleLink
@@ -166,6 +166,7 @@ def measure_serve(lanes: int, rows: int, routers: int, seconds: float, round_s: 
     """One line of the table, with a cluster of its own."""
     os.environ.update(PYTHONPATH=str(Path(__file__).parents[2]), RAY_USAGE_STATS_ENABLED="0")
     os.environ["RAY_AUTH_MODE"] = "disabled"
+    proxy.install()
     folder = tempfile.mkdtemp(prefix="dfs", dir="/tmp")
     try:
         start_node(
