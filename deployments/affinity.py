@@ -5,7 +5,7 @@ A wrong guess costs nothing but the prompt's reading, which any other lane would
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 BLOCK = 64  # tokens that are compared at once
 LONGEST = 256 * BLOCK  # of a prompt; whoever has read so much is preferred however busy it is
@@ -14,7 +14,7 @@ MOST_LANES = 8  # of one block, those that read it last
 
 
 class Affinity:
-    """What one router has sent where. Prompts are kept as chained hashes of their blocks, never as tokens."""
+    """What one router has sent where. Prompts come as their ``blocks_of``, and no tokens are kept."""
 
     def __init__(self) -> None:
         self._lanes: OrderedDict[int, tuple[str, ...]] = OrderedDict()
@@ -23,19 +23,19 @@ class Affinity:
         """Blocks remembered."""
         return len(self._lanes)
 
-    def note(self, lane: str, prompt_ids: Sequence[int]) -> None:
+    def note(self, lane: str, blocks: Sequence[int]) -> None:
         """A lane is to read this prompt."""
-        for block in _chain(prompt_ids):
+        for block in blocks:
             others = [other for other in self._lanes.get(block, ()) if other != lane]
             self._lanes[block] = (lane, *others[: MOST_LANES - 1])
             self._lanes.move_to_end(block)
         while len(self._lanes) > MOST_BLOCKS:
             self._lanes.popitem(last=False)
 
-    def shared(self, prompt_ids: Sequence[int]) -> Mapping[str, int]:
+    def shared(self, blocks: Sequence[int]) -> Mapping[str, int]:
         """Leading tokens, in whole blocks, that a lane has read already; lanes without any are not named."""
         shared: dict[str, int] = {}
-        for number, block in enumerate(_chain(prompt_ids), 1):
+        for number, block in enumerate(blocks, 1):
             lanes = self._lanes.get(block)
             if lanes is None:
                 break
@@ -43,9 +43,11 @@ class Affinity:
         return shared
 
 
-def _chain(prompt_ids: Sequence[int]) -> Iterator[int]:
+def blocks_of(prompt_ids: Sequence[int]) -> Sequence[int]:
     """A hash of each whole block and all before it."""
+    blocks: list[int] = []
     chained = 0
     for end in range(BLOCK, min(len(prompt_ids), LONGEST) + 1, BLOCK):
         chained = hash((chained, tuple(prompt_ids[end - BLOCK : end])))
-        yield chained
+        blocks.append(chained)
+    return blocks

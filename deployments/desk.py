@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable
 
-from deployments.affinity import Affinity
+from deployments.affinity import Affinity, blocks_of
 from deployments.burst import BurstWindow, Stage
 from deployments.fair_queue import FairQueue
 from deployments.generation import Ended, Event, Generation
@@ -232,11 +232,11 @@ class Desk:
             if ticket is None:
                 unwanted.add(place[0].name)
                 continue
-            prompt_ids = ticket.generation.prompt_ids
-            lane, window = places.nearer(place, ticket, self._affinity.shared(prompt_ids))
+            blocks = blocks_of(ticket.generation.prompt_ids)
+            lane, window = places.nearer(place, ticket, self._affinity.shared(blocks))
             (window or self._new_window(lane)).join(ticket)
             lane.num_placed += 1
-            self._affinity.note(lane.name, prompt_ids)
+            self._affinity.note(lane.name, blocks)
         for window in self._windows:
             window.open(self._window_max_age_s)
         self._statistics.observe_waiting(self.num_waiting)

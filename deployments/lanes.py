@@ -73,12 +73,16 @@ class LaneView:
         room = self.standing.room
         return float("inf") if room is None else max(0, room - self.num_placed)
 
+    def load(self, num_rows: int) -> int:
+        """Rows on it: ``num_rows`` of ours, or those of all routers if it knows of more."""
+        return max(num_rows, self.standing.num_rows)
+
     def expected_wait_s(self, num_rows: int, typical_s: float = 0.0) -> float:
         """What a new row beside ``num_rows`` of ours waits for: the round at hand, a share of the next.
 
         ``typical_s`` is a round of a lane that has not played yet.
         """
-        return (self.round_s or typical_s) * (1 + max(num_rows, self.standing.num_rows) / self.max_rows)
+        return (self.round_s or typical_s) * (1 + self.load(num_rows) / self.max_rows)
 
     def observe_round(self, seconds: float) -> None:
         """A round was played; whatever kept us from the lane is over."""

@@ -51,12 +51,12 @@ class Places:
         ``shared``: leading tokens of it, by lane.
         """
         nearest, least = place[0], shared.get(place[0].name, 0)
-        worth = least - ROW_TOKENS * self._load(nearest)
+        worth = least - ROW_TOKENS * nearest.load(self._num_rows(nearest))
         for lane in self._board:
             tokens = shared.get(lane.name, 0)
             if tokens <= least or not self._is_free(lane) or not lane.takes(ticket):
                 continue
-            if (better := tokens - ROW_TOKENS * self._load(lane)) > worth:
+            if (better := tokens - ROW_TOKENS * lane.load(self._num_rows(lane))) > worth:
                 nearest, worth = lane, better
         return place if nearest is place[0] else (nearest, self._joinable(nearest))
 
@@ -78,10 +78,6 @@ class Places:
 
     def _num_rows(self, lane: LaneView) -> int:
         return sum([len(window.tickets) for window in self._windows.get(lane.name, ())])
-
-    def _load(self, lane: LaneView) -> int:
-        """Rows of ours, or of all routers if it knows of more."""
-        return max(self._num_rows(lane), lane.standing.num_rows)
 
     def _room(self, lane: LaneView) -> float:
         """Rows that fit into a lane's windows that take joins, and into those still to open.

@@ -1,14 +1,17 @@
 """What a router remembers of prompts it has sent somewhere."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from deployments import affinity
-from deployments.affinity import BLOCK, LONGEST, MOST_LANES, Affinity
+from deployments.affinity import BLOCK, LONGEST, MOST_LANES, Affinity, blocks_of
 
 
-def prompt(*starts: int) -> list[int]:
-    """One block of tokens from each start."""
-    return [token for start in starts for token in range(start, start + BLOCK)]
+def prompt(*starts: int, short_of: int = 0) -> Sequence[int]:
+    """The blocks of one block of tokens from each start; ``short_of`` so many at the end."""
+    tokens = [token for start in starts for token in range(start, start + BLOCK)]
+    return blocks_of(tokens[: len(tokens) - short_of])
 
 
 def test_whole_blocks_count_from_the_beginning() -> None:
@@ -16,16 +19,16 @@ def test_whole_blocks_count_from_the_beginning() -> None:
     seen.note("a", prompt(0, 100, 200))
     seen.note("b", prompt(0, 100, 300))
     assert seen.shared(prompt(0, 100, 200, 400)) == {"a": 3 * BLOCK, "b": 2 * BLOCK}
-    assert seen.shared(prompt(0, 100)[:-1]) == {"a": BLOCK, "b": BLOCK}
+    assert seen.shared(prompt(0, 100, short_of=1)) == {"a": BLOCK, "b": BLOCK}
     assert seen.shared(prompt(100, 200)) == {}
-    assert seen.shared(prompt(0)[:-1]) == {}
+    assert seen.shared(prompt(0, short_of=1)) == {}
     assert seen.shared(prompt(1, 100, 200)) == {}
 
 
 def test_of_a_long_prompt_the_beginning_is_enough() -> None:
     seen = Affinity()
-    seen.note("a", range(2 * LONGEST))
-    assert seen.shared(range(LONGEST + 1)) == {"a": LONGEST}
+    seen.note("a", blocks_of(range(2 * LONGEST)))
+    assert seen.shared(blocks_of(range(LONGEST + 1))) == {"a": LONGEST}
     assert len(seen) == LONGEST // BLOCK
 
 

@@ -66,11 +66,17 @@ def told(d: Desk, *names: str, **fields: Any) -> None:
     d.hear("targets", [Standing(name, **fields) for name in names])
 
 
+def served(*names: str, max_rows: int) -> tuple[Lanes, Desk]:
+    """Lanes and a desk that knows of them all."""
+    stage = Lanes(*names)
+    d = desk(stage, max_rows=max_rows)  # type: ignore[arg-type]
+    told(d, *names)
+    return stage, d
+
+
 def test_requests_for_two_windows_play_on_two_lanes_at_once() -> None:
     async def work() -> None:
-        stage = Lanes("a", "b")
-        d = desk(stage, max_rows=3)  # type: ignore[arg-type]
-        told(d, "a", "b")
+        stage, d = served("a", "b", max_rows=3)
         answers = [asyncio.ensure_future(collect(d, request(i, 60))) for i in range(6)]
         await asyncio.sleep(0.01)
         assert stage.rows == [3, 3]
@@ -134,9 +140,7 @@ async def lane_of(d: Desk, generation: Generation) -> str:
 
 def test_the_next_turn_of_a_chat_goes_to_the_lane_that_read_the_last_one() -> None:
     async def work() -> None:
-        stage = Lanes("a", "b", "c")
-        d = desk(stage, max_rows=4)  # type: ignore[arg-type]
-        told(d, "a", "b", "c")
+        stage, d = served("a", "b", "c", max_rows=4)
         first = await asyncio.gather(*[lane_of(d, chat(i, 1, common=64)) for i in range(9)])
         assert sorted(first) == [*"aaabbbccc"]
         for number in reversed(range(9)):
@@ -147,9 +151,7 @@ def test_the_next_turn_of_a_chat_goes_to_the_lane_that_read_the_last_one() -> No
 
 def test_a_prompt_that_all_share_does_not_gather_them_on_one_lane() -> None:
     async def work() -> None:
-        stage = Lanes("a", "b")
-        d = desk(stage, max_rows=16)  # type: ignore[arg-type]
-        told(d, "a", "b")
+        stage, d = served("a", "b", max_rows=16)
         await lane_of(d, chat(0, 0, common=256))
         answers = [asyncio.ensure_future(collect(d, chat(i, 1, 256, own=1))) for i in range(1, 13)]
         await asyncio.sleep(0.001)
@@ -161,9 +163,7 @@ def test_a_prompt_that_all_share_does_not_gather_them_on_one_lane() -> None:
 
 def test_a_chat_goes_elsewhere_where_its_lane_is_full_or_gone() -> None:
     async def work() -> None:
-        stage = Lanes("a", "b")
-        d = desk(stage, max_rows=2)  # type: ignore[arg-type]
-        told(d, "a", "b")
+        stage, d = served("a", "b", max_rows=2)
         home = await lane_of(d, chat(0, 1))
         other = "b" if home == "a" else "a"
         again = [replace(chat(0, 1), id=GenerationId(f"again{i}")) for i in range(2)]
@@ -198,9 +198,7 @@ def test_a_queue_takes_a_lane_that_is_new() -> None:
 
 def test_a_lane_that_is_gone_gets_no_rows_and_ends_those_it_has() -> None:
     async def work() -> None:
-        stage = Lanes("a", "b")
-        d = desk(stage, max_rows=8)  # type: ignore[arg-type]
-        told(d, "a", "b")
+        stage, d = served("a", "b", max_rows=8)
         before = [asyncio.ensure_future(collect(d, request(i, 60))) for i in range(4)]
         await asyncio.sleep(0.01)
         told(d, "b")
@@ -230,9 +228,7 @@ def test_a_refusal_sends_rows_to_the_other_lane_at_once() -> None:
 
 def test_the_rows_of_a_lost_lane_go_on_elsewhere_at_once() -> None:
     async def work() -> None:
-        stage = Lanes("a", "b")
-        d = desk(stage, max_rows=4)  # type: ignore[arg-type]
-        told(d, "a", "b")
+        stage, d = served("a", "b", max_rows=4)
         stage.stages["a"].breaks_after = [5]
         answers = [asyncio.ensure_future(collect(d, request(i, 60))) for i in range(4)]
         await asyncio.sleep(0.02)
