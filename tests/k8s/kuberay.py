@@ -1,8 +1,7 @@
 """The fields of KubeRay's resources (v1.7) that these manifests may use, and the operator's rules for them.
 
-A cluster drops a key that it does not know, silently: these models refuse it. What lies inside pod
-templates and services is Kubernetes' own and is checked as such. ``test_kuberay`` also holds the manifests
-against the operator's own definitions where they are at hand.
+A cluster drops a key that it does not know, silently: these models refuse it, and values that the operator
+refuses. ``test_kuberay`` also holds the manifests against the operator's own definitions.
 """
 
 from typing import Annotated, Any, Literal
