@@ -122,6 +122,7 @@ def _scaled(options: dict[str, Any], place: Place, each: float, policy: str | No
         "target_ongoing_requests": each,
         "look_back_period_s": 10.0,  # upscaling waits as long at least
         "upscale_delay_s": 5.0,
+        "downscale_delay_s": place.downscale_delay_s,
     }
     if policy is not None:
         scaling["policy"] = {"policy_function": policy}

@@ -43,6 +43,7 @@ class Place(_Strict):
 
     replicas: int = Field(default=1, ge=1)
     max_replicas: int | None = Field(default=None, ge=1)  # set: Serve scales between replicas and this
+    downscale_delay_s: float = Field(default=600.0, ge=0)  # fewer must have done for so long before one stops
     num_cpus: float = Field(default=1.0, ge=0)
     resources: dict[str, float] = Field(default_factory=dict)  # custom ones, such as apple_silicon
 

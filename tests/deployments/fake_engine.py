@@ -189,7 +189,8 @@ class FakeDrafter:
 
     block_size = BLOCK
 
-    def __init__(self) -> None:
+    def __init__(self, draft_s: float = 0.0) -> None:
+        self._draft_s = draft_s
         self._contexts: dict[tuple[WindowId, RowId], np.ndarray] = {}
 
     def extend(self, window_id: WindowId, block: FeatureBlock) -> None:
@@ -204,6 +205,7 @@ class FakeDrafter:
 
     def draft(self, window_id: WindowId, block: FeatureBlock, anchors: mx.array, width: int) -> "Done":
         self.extend(window_id, block)
+        time.sleep(self._draft_s)
         ids = np.zeros((len(block.row_ids), width - 1), np.int32)
         for slot, row_id in enumerate(block.row_ids):
             if row_id is not None:
@@ -236,6 +238,7 @@ class FakeEngine:
 
     round_s: float = 0.02
     log: RoundLog | None = None
+    draft_s: float = 0.0
 
     def open_target(
         self, settings: Settings, link: DrafterLink | None, loop: asyncio.AbstractEventLoop
@@ -249,7 +252,7 @@ class FakeEngine:
         return TargetParts(fake_lane(settings, exchange, self.round_s, self.log), exchange)
 
     def open_drafter(self, settings: Settings) -> Sessions:
-        return Sessions(FakeDrafter(), "fake", settings.session_ttl_s)
+        return Sessions(FakeDrafter(self.draft_s), "fake", settings.session_ttl_s)
 
     def open_router(self, settings: Settings) -> RouterParts:
         card = ModelCard(settings.served_model_names, 0, 4096, block_size=BLOCK)

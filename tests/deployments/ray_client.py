@@ -59,9 +59,10 @@ class Client:
     events: list[Event] = field(default_factory=list)
     error: Exception | None = None
     thread: threading.Thread | None = None
+    _response: Any = None
 
     def start(self, handle: DeploymentHandle) -> "Client":
-        response = cast(Any, handle.options(stream=True).generate.remote(self.request))
+        response = self._response = cast(Any, handle.options(stream=True).generate.remote(self.request))
 
         def read() -> None:
             try:
@@ -79,6 +80,10 @@ class Client:
         self.thread.join(timeout_s)
         assert not self.thread.is_alive(), f"{self.request.id}: no end after {timeout_s} s"
         return self
+
+    def cancel(self) -> None:
+        """Leave; what came until then stays."""
+        self._response.cancel()
 
     @property
     def is_reading(self) -> bool:

@@ -171,20 +171,6 @@ def test_an_upgrade_under_open_windows_loses_nothing(fake_app: DeploymentHandle)
     assert {c.lanes[0] for c in before}.isdisjoint(c.lanes[0] for c in after)
 
 
-def test_a_queue_brings_a_second_target_which_plays_who_waits(fake_app: DeploymentHandle) -> None:
-    target = Place(replicas=1, max_replicas=2, num_cpus=0.5)
-    handle = deploy(SETTINGS.model_copy(update={"placement": Placement(target=target), "max_queue": 8}))
-    clients: list[Client] = []
-
-    def is_scaled_up_under_load() -> bool:
-        num_more = SETTINGS.max_rows + 3 - sum(client.is_reading for client in clients)
-        clients.extend(Client(generation(max_tokens=800)).start(handle) for _ in range(num_more))
-        return call("Router", "health")["lanes"] == 2 and len({x for c in clients for x in c.lanes}) == 2
-
-    wait_until(is_scaled_up_under_load, 60)
-    assert all(client.join().is_complete for client in clients)
-
-
 def test_an_application_is_drained_before_its_routes_go(ray_cluster: int, fake_app: DeploymentHandle) -> None:
     url = f"http://127.0.0.1:{ray_cluster}"
     running = Client(generation(max_tokens=600)).start(fake_app)
