@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 
 from ray import serve
 from ray.serve.exceptions import RayServeException
@@ -12,14 +13,18 @@ CALL_TIMEOUT_S = 5.0
 logger = logging.getLogger("dflash.draining")
 
 
-def drain(app_name: str, timeout_s: float) -> bool:
+def drain(app_name: str, timeout_s: float, say: Callable[[str], None] = logger.info) -> bool:
     """Let every router refuse new requests, and wait until those it has are over; False if time ran out.
 
     Serve takes the routes away before its replicas drain: whoever comes then gets the proxy's 404. A router
     that is gone holds nothing back.
     """
     end = time.monotonic() + timeout_s
+    has_said = False
     while unfinished := _unfinished(app_name):
+        if not has_said:
+            say(f"waiting for running requests ({unfinished})")
+            has_said = True
         if time.monotonic() >= end:
             logger.warning("%d requests were not over after %g s", unfinished, timeout_s)
             return False

@@ -52,16 +52,19 @@ def parse_prompts(
 
 
 def _parse(line: str, number: int, file: str, tokenizer: Tokenizer, sampling: Sampling | None) -> RowRequest:
+    where = f"{file}, line {number}"
     try:
         entry = json.loads(line)
-        name, body = str(entry.get("custom_id", number)), {"model": "-", **entry["body"]}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidRequest(f"{file}, line {number}: not a chat request of a batch file") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{where}: not JSON ({error})") from None
+    if not isinstance(entry, dict) or not isinstance(entry.get("body"), dict):
+        raise InvalidRequest(f"{where}: not a chat request of a batch file: it has no object 'body'")
+    name, body = str(entry.get("custom_id", number)), {"model": "-", **entry["body"]}
     try:
         request = parse_document(body, ChatRequest)
         tokens = tokenizer.apply_chat(body["messages"], tools=body.get("tools"))
     except InvalidRequest as error:
-        raise InvalidRequest(f"{file}, line {number}: {error}", param=error.param) from None
+        raise InvalidRequest(f"{where}: {error}", param=error.param) from None
     chosen = Sampling(
         temperature=request.temperature or 0.0,
         seed=number if request.seed is None else request.seed % 2**64,

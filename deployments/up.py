@@ -34,13 +34,14 @@ def up(settings: Settings) -> None:
         if settings.address is None and settings.log_dir is None:  # a cluster of our own keeps no output
             settings = settings.model_copy(update={"log_dir": shown.enter_context(shown_logs(sys.stderr))})
         _serve_until_told(settings)
+    _say("stopped")
 
 
 def _serve_until_told(settings: Settings) -> None:
     with serving(settings) as stop:
         print(ready_line(settings), flush=True)
         stop.wait()
-        _say("stopping: waiting for running requests (again to stop at once)")
+        _say("stopping (again to stop at once)")
         _drain(settings.request_timeout_s)
 
 
@@ -169,7 +170,7 @@ def _drain(timeout_s: float) -> None:
     from deployments.app import APP_NAME
     from deployments.draining import drain
 
-    drain(APP_NAME, timeout_s)
+    drain(APP_NAME, timeout_s, _say)
 
 
 @contextmanager

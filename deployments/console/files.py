@@ -50,5 +50,5 @@ def _route(name: str) -> str:
 FILES: Mapping[str, File] = {_route(path.name): File.read(path) for path in sorted(STATIC.iterdir())}
 """Route to file."""
 
-PATHS = (*FILES, f"{ROOT}/")
+PATHS = (*FILES, f"{ROOT}/", "/")
 """Routes that need no key: they hold nothing of this server's."""

@@ -23,10 +23,11 @@ def add_console(app: Starlette, backend: OverviewBackend) -> None:
         body = state_json(await backend.overview(), backend.model_card)
         return JSONResponse(body, headers={"cache-control": "no-store"})
 
-    async def without_slash(request: Request) -> Response:
+    async def home(request: Request) -> Response:
         return RedirectResponse(request.scope.get("root_path", "") + ROOT)
 
     for path in FILES:
         app.add_route(path, file, methods=["GET"], include_in_schema=False)
     app.add_route(f"{ROOT}/state", state, methods=["GET"], include_in_schema=False)
-    app.add_route(f"{ROOT}/", without_slash, methods=["GET"], include_in_schema=False)
+    for path in ("/", f"{ROOT}/"):
+        app.add_route(path, home, methods=["GET"], include_in_schema=False)

@@ -67,7 +67,11 @@ class Report:
     @property
     def summary(self) -> str:
         """One line."""
-        return f"{self.count('error')} errors, {self.count('warning')} warnings, {self.count('ok')} ok"
+        return f"{self._many('error')}, {self._many('warning')}, {self.count('ok')} ok"
+
+    def _many(self, level: Level) -> str:
+        count = self.count(level)
+        return f"{count} {level}{'' if count == 1 else 's'}"
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, the same that ``lines`` shows."""

@@ -16,7 +16,10 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    ValidationError,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
 )
 from pydantic_core import PydanticCustomError, from_json
@@ -45,10 +48,17 @@ def _none_of_false(value: object) -> object:
 _TopLogprobs = Annotated[int, Field(ge=0, le=_MAX_TOP_LOGPROBS)]
 
 
+def _only_text(value: object, check: ValidatorFunctionWrapHandler) -> object:
+    try:
+        return check(value)
+    except ValidationError:
+        raise PydanticCustomError("text_only", "this model reads text; Input should be 'text'") from None
+
+
 class TextPart(Strict):
     """A piece of a message's content. Only text is understood."""
 
-    type: Literal["text"]
+    type: Annotated[Literal["text"], WrapValidator(_only_text)]
     text: str
 
 

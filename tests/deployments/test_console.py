@@ -46,7 +46,8 @@ def test_the_page_and_its_files_need_no_key_and_are_fenced_in(client: httpx2.Cli
         assert (same.status_code, same.content) == (304, b"")
     assert client.get("/console").headers["content-type"] == "text/html; charset=utf-8"
     assert client.get("/console/app.js").headers["content-type"] == "text/javascript; charset=utf-8"
-    assert client.get("/console/", follow_redirects=True).url.path == "/console"
+    for path in ("/", "/console/"):
+        assert client.get(path, follow_redirects=True).url.path == "/console"
 
 
 def test_the_page_has_nothing_inline_and_nothing_from_outside(client: httpx2.Client):

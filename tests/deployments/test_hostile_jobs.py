@@ -128,6 +128,14 @@ def test_prompts_that_are_none_name_their_line(tmp_path: Path, body: str) -> Non
         read_prompts(file, tokenizer())
 
 
+@pytest.mark.parametrize("line", ["[]", "{}", '{"body": 3}', '{"messages": []}'])
+def test_prompts_that_are_no_batch_lines_are_told_what_is_missing(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(line + "\n")
+    with pytest.raises(InvalidRequest, match=r"line 1: .* no object 'body'"):
+        read_prompts(file, tokenizer())
+
+
 def test_a_password_in_an_address_does_not_reach_the_log() -> None:
     for shown in ("http://h:80/v1", "http://h:80", "http://[::1]:80/a@b"):
         secret = shown.replace("://", "://user:sk-secret@")

@@ -169,6 +169,11 @@ def test_a_wrong_field_is_named(client: httpx2.Client, backend: StubBackend, pat
     assert backend.generations == []
 
 
+def test_a_picture_is_told_that_this_model_reads_text(client: httpx2.Client):
+    response = client.post(CHAT, json=said([{"type": "image_url", "image_url": {"url": "x"}}]))
+    assert "this model reads text" in response.json()["error"]["message"]
+
+
 RIGHT = [
     (CHAT, chat(n=1, logprobs=False, presence_penalty=0, frequency_penalty=0.0, logit_bias={}, n_=None)),
     (CHAT, chat(response_format={"type": "text"}, tool_choice="auto", user="me", metadata={"a": "b"})),
