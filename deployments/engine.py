@@ -15,7 +15,7 @@ from deployments.boundaries import find_opener
 from deployments.generation import ModelCard, SamplingDefaults
 from deployments.memory import Pair, read_pair, require_room, with_prefixes
 from deployments.pairing import resolve_pair
-from deployments.settings import Settings
+from deployments.settings import Settings, model_name
 from dflash_core import blas
 from dflash_core.checkpoints import (
     DrafterSpec,
@@ -185,7 +185,7 @@ class LocalEngine:
             created=int(file.stat().st_mtime) if file.is_file() else 0,
             max_context=min(settings.max_context or max_context, max_context),
             defaults=SamplingDefaults.of_generation_config(config),
-            drafter=settings.drafter,
+            drafter=model_name(settings.drafter) if settings.drafter is not None else None,
             block_size=block_size,
             message_opener=find_opener(tokenizer),
         )

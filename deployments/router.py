@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
@@ -98,7 +99,8 @@ class RouterReplica:
     async def health(self) -> Mapping[str, object]:
         """What is served, how busy it is, and on what it runs.
 
-        The status is ``ok`` once a target answers, or a remote lane, ``draining`` from ``drain`` on.
+        The status is ``ok`` once a target answers, or a remote lane, ``draining`` from ``drain`` on. Whoever
+        asks needs no key, so addresses stay out: the log tells which remote lane is in which state.
         """
         self._stages.watch(self._desk)
         target = await self._target_stats()
@@ -116,8 +118,8 @@ class RouterReplica:
             "room": self._desk.room,
             "lanes": self._desk.num_lanes,
             "cluster": self._cluster,
-            "remote_lanes": self._stages.remote_states,
-            "remote_circles": self._stages.circles,
+            "remote_lanes": Counter(self._stages.remote_states.values()),
+            "remote_circles": sorted(set(self._stages.circles.values())),
             "width": facts.get("width"),
             "exactness": facts.get("exactness"),
             "device": facts.get("device"),

@@ -243,11 +243,11 @@ def find_cache_dir(environment: Mapping[str, str]) -> Path | None:
     return users / "dflash-serve" if users.is_absolute() else None
 
 
-def model_name(target: str) -> str:
-    """The name that a target goes by: its hub id, or its directory's name."""
-    path = Path(target).expanduser()
-    is_hub_id = not path.exists() and not path.is_absolute() and target.count("/") == 1
-    return target.partition("@")[0] if is_hub_id else path.resolve().name
+def model_name(model: str) -> str:
+    """The name that a target or a drafter goes by: its hub id, or its directory's name."""
+    path = Path(model).expanduser()
+    is_hub_id = not path.exists() and not path.is_absolute() and model.count("/") == 1
+    return model.partition("@")[0] if is_hub_id else path.resolve().name
 
 
 def _read_file(file: Path) -> dict[str, Any]:

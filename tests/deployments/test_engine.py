@@ -40,7 +40,7 @@ def test_drafter_and_target_that_fit_are_taken_by_path(tmp_path: Path) -> None:
 
     flags = {"target": str(TARGET), "drafter": str(DRAFTER)}
     card = LocalEngine().open_router(load_settings(flags=flags, environment={})).card
-    assert card.names == ("target",)
+    assert (card.names, card.drafter) == (("target",), "drafter")  # no path, which others need not know
     with_embedded = load_settings(flags={"target": str(TARGET)}, environment={})
     assert LocalEngine().open_router(with_embedded).card.block_size == 16
 

@@ -1,6 +1,7 @@
 """Clusters that name each other, or themselves, as lanes: rows go on and never round, and it is told."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
@@ -37,7 +38,7 @@ async def play(cluster: Cluster, generation: Generation) -> list[int]:
 
 
 async def is_told(cluster: Cluster, lane: Cluster, state: str) -> bool:
-    return (await cluster.health())["remote_lanes"][lane.address] == state
+    return cluster.router._stages.remote_states[lane.address] == state
 
 
 async def test_two_clusters_that_name_each_other_share_their_rows_and_none_goes_back(
@@ -53,7 +54,7 @@ async def test_two_clusters_that_name_each_other_share_their_rows_and_none_goes_
             return is_known and "none goes back" in caplog.text
 
         await until(know_each_other)
-        assert (await a.health())["remote_circles"] == {b.address: b.id}
+        assert (await a.health())["remote_circles"] == [b.id]
         rows = [request(i, 40) for i in range(2 * ROWS + 2)]
         answers = await asyncio.gather(*[play(a, row) for row in rows])
         assert answers == [expected(row) for row in rows]
@@ -220,3 +221,19 @@ def test_a_header_that_is_none_of_ours_ends_the_way_here(text: object) -> None:
 def test_no_header_is_no_way() -> None:
     assert parse_via(None) == parse_via("") == ()
     assert parse_via("a, b") == ("a", "b")
+
+
+async def test_health_counts_remote_lanes_by_state_and_tells_no_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with linked(monkeypatch, {"a": "bc", "b": "a", "c": ""}, playing="ab") as clusters:
+        a, b, c = clusters.values()
+        await c.server.stop(None)
+
+        async def knows_all() -> bool:
+            health = await a.health()
+            return health["remote_lanes"] == {"ok": 1, "away": 1} and health["remote_circles"] == [b.id]
+
+        await until(knows_all)
+        told = json.dumps(await a.health(), default=str)
+        assert not any(cluster.address in told for cluster in (a, b, c))
