@@ -15,6 +15,8 @@ from dflash_core.errors import CheckpointError
 if TYPE_CHECKING:
     import mlx.core as mx
 
+_LOOKED_AT = 2**24  # values at a time: the comparisons need more memory than what they compare
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedTarget:
@@ -32,13 +34,14 @@ def load_target(path: Path, *, dtype: "mx.Dtype | None" = None) -> LoadedTarget:
     CPU; ``A_log`` is float32 always (float64 in a float64 model).
 
     Raises:
-        CheckpointError: what ``read_target_spec`` refuses, or a model that cannot be built from it.
+        CheckpointError: what ``read_target_spec`` refuses, a model that cannot be built from it, or a value
+            that is not finite in the chosen dtype.
         ValueError: a dtype that cannot run here.
     """
     spec = read_target_spec(path)
     chosen = activation_dtype(spec.dtype, dtype, is_quantized=spec.quantization is not None)
     model = _build(path, spec)
-    _cast(model, chosen)
+    _cast(model, chosen, path)
     return LoadedTarget(model, spec, chosen)
 
 
@@ -93,8 +96,8 @@ def _interval(spec: TargetSpec) -> int:
     return kinds.index("full") + 1 if "full" in kinds else len(kinds) + 1
 
 
-def _cast(model: Any, dtype: "mx.Dtype") -> None:
-    """Cast tensor by tensor, so that stored and cast weights are never in memory together."""
+def _cast(model: Any, dtype: "mx.Dtype", path: Path) -> None:
+    """Cast and check tensor by tensor, so that stored and cast weights are never in memory together."""
     import mlx.core as mx
     from mlx.utils import tree_flatten, tree_unflatten
 
@@ -104,7 +107,20 @@ def _cast(model: Any, dtype: "mx.Dtype") -> None:
         if mx.issubdtype(array.dtype, mx.floating):
             array = array.astype(_precise(dtype) if name.endswith("A_log") else dtype)
             model.update(tree_unflatten([(name, array)]))
+            _require_finite(array, f'{path}: tensor "{name}"')
         mx.eval(array)
+
+
+def _require_finite(array: "mx.array", what: str) -> None:
+    """One value that is none would make every request fail. Packed integers have no such values."""
+    import mlx.core as mx
+
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, _LOOKED_AT):
+        if not mx.isfinite(flat[start : start + _LOOKED_AT]).all().item():
+            raise CheckpointError(
+                f"{what} has a value that is NaN or infinite in {array.dtype}; expected finite weights"
+            )
 
 
 def _precise(dtype: "mx.Dtype") -> "mx.Dtype":

@@ -12,6 +12,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from dflash_core.checkpoints import LoadedTarget, load_embedding_and_head, load_target, read_target_spec
+from dflash_core.checkpoints import target as loading
 from dflash_core.checkpoints.dtypes import activation_dtype
 from dflash_core.checkpoints.target_spec import Quantization
 from dflash_core.errors import CheckpointError
@@ -397,6 +398,24 @@ def test_a_packed_tensor_without_biases_is_refused(tmp_path: Path):
     path = write_target(tmp_path / "packed", quantize=4)
     edit_weights(path, lambda weights: weights.pop("language_model.model.layers.0.mlp.up_proj.biases"))
     assert "model.layers.0.mlp.up_proj.biases" in refusal(path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("part", ["up_proj.weight", "up_proj.scales", "up_proj.biases"])
+def test_a_value_that_is_not_finite_is_refused_by_its_tensors_name(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, value: float
+):
+    """It would load, and every request would fail."""
+    monkeypatch.setattr(loading, "_LOOKED_AT", 100)  # the value is in a later part than the first
+    path = plain if part.endswith("weight") else write_target(tmp_path / "packed", quantize=4)
+
+    def poison(weights: Weights) -> None:
+        (name,) = (name for name in weights if name.endswith(f"layers.0.mlp.{part}"))
+        weights[name][-1, -1] = value
+
+    edit_weights(path, poison)
+    with pytest.raises(CheckpointError, match=rf'layers\.0\.mlp\.{part}" has a value that is NaN'):
+        load_target(path)
 
 
 def test_a_truncated_shard_is_refused(tmp_path: Path):
