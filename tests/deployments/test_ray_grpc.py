@@ -25,6 +25,7 @@ from deployments.app import APP_NAME, assemble
 from deployments.client import AsyncClient, CallFailed, Client, ask, conversation
 from deployments.engine import RouterParts
 from deployments.generation import Tokenizer
+from deployments.proxy import CLIENT_LIMIT_BYTES
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
 from deployments.rpc.options import services
 from deployments.settings import Settings
@@ -355,6 +356,15 @@ def test_a_prompt_of_five_megabytes_is_too_long_and_one_beyond_the_limit_is_too_
     beyond = failure(lambda: way(client, ask("demo", "x" * (SETTINGS.max_body_bytes + 1))))
     assert (beyond.code, beyond.kind) == (StatusCode.RESOURCE_EXHAUSTED, "payload_too_large")
     assert f"the limit is {SETTINGS.max_body_bytes}" in beyond.details
+
+
+def test_a_message_far_beyond_the_limit_ends_at_the_proxy_without_being_read(client: Client) -> None:
+    """Whoever may connect could fill the memory otherwise: keys and sizes are the router's to check."""
+    assert rpc.MAX_RECEIVED_BYTES == CLIENT_LIMIT_BYTES > 4 * Settings().max_body_bytes
+    error = failure(lambda: client.generate_once(ask("demo", "x" * CLIENT_LIMIT_BYTES)))
+    assert (error.code, error.kind) == (StatusCode.RESOURCE_EXHAUSTED, "message_too_large")
+    assert "Received message larger than max" in error.details
+    assert ids_of([client.generate_once(ask("demo", [5, 6], max_tokens=9)).tokens]) == expected((5, 6), 9)
 
 
 def test_an_answer_beyond_what_the_client_receives_is_too_large_in_one_message_and_streams(app: str) -> None:
