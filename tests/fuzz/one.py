@@ -12,6 +12,7 @@ from pathlib import Path
 # Coverage is counted in what is imported from here on.
 INSTRUMENTED = [
     "deployments.openai",
+    "deployments.prompts",
     "deployments.rpc",
     "deployments.jobs",
     "dflash_core.checkpoints",
