@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 import httpx2
 
 from deployments.client import AsyncClient, CallFailed, Started, Tokens, ask, conversation
@@ -15,6 +16,9 @@ from deployments.rpc.dflash.v1 import dflash_pb2 as pb
 
 TIMEOUT_S = 180.0
 CHAT = "/v1/chat/completions"
+# What a client is told where no server of ours answered.
+NEVER_ARRIVED = frozenset({"ConnectError", "ConnectTimeout"})
+CUT = frozenset({"ReadError", "WriteError", "RemoteProtocolError", "cut", "connection", "not ours"})
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,11 @@ class Heard:
     samples: list[Sample] = field(default_factory=list)
     places: list[tuple[float, str]] = field(default_factory=list)  # when it got a place, and on which lane
     num_comments: int = 0
-    status: int = 200
+    is_rpc: bool = False
+    status: int = 0  # HTTP's, or the one that a gRPC code stands for; 0: no answer began
     error: str = ""  # the kind, or the exception's name
     detail: str = ""
+    retry_after_s: float | None = None
     ended: float = 0.0
     was_left: bool = False
 
@@ -89,12 +95,12 @@ class Heard:
         return self.ended - self.began
 
     @property
-    def pace(self) -> float | None:
-        """Tokens per second from the first token on; None for an answer too short to tell."""
-        if len(self.samples) < 3:
-            return None
-        span = self.samples[-1].at - self.samples[0].at
-        return (self.num_tokens - self.samples[0].num_tokens) / span if span > 0 else None
+    def may_have_finished(self) -> bool:
+        """Whether the server may have come to an end that this client did not see."""
+        is_sent = (
+            self.status == 0 and self.error in CUT and not self.is_rpc
+        )  # a whole answer tells nothing before
+        return self.was_left or (bool(self.error) and (self.status == 200 or is_sent))
 
     def note(self, ids: Sequence[int], drafted: int | None, index: int = 0) -> None:
         """Tokens of a choice came."""
@@ -128,7 +134,7 @@ class HttpClient:
                 for choice in response.json()["choices"]:
                     heard.note(choice["token_ids"], None, choice["index"])
             else:
-                heard.error, heard.detail = _error_of(response.content)
+                _note_refusal(heard, response, response.content)
         except httpx2.HTTPError as error:
             heard.error = type(error).__name__
         heard.ended = time.monotonic()
@@ -152,7 +158,7 @@ class HttpClient:
         async with self._client.stream("POST", CHAT, json=question.body(stream=True)) as response:
             heard.status = response.status_code
             if response.status_code != 200:
-                heard.error, heard.detail = _error_of(await response.aread())
+                _note_refusal(heard, response, await response.aread())
                 return
             drafted = 0
             async for line in response.aiter_lines():
@@ -185,6 +191,12 @@ def _take(chunk: dict[str, Any], heard: Heard, drafted: int) -> int:
     return total
 
 
+def _note_refusal(heard: Heard, response: httpx2.Response, body: bytes) -> None:
+    heard.error, heard.detail = _error_of(body)
+    seconds = response.headers.get("retry-after", "")
+    heard.retry_after_s = float(seconds) if seconds.isdecimal() else None
+
+
 def _error_of(body: bytes) -> tuple[str, str]:
     try:
         error = json.loads(body)["error"]
@@ -205,12 +217,21 @@ class RpcClient:
     async def __aexit__(self, *exc: object) -> None:
         await self._client.close()
 
-    async def stream(self, question: Question, heard: Heard, *, leave_after: int | None = None) -> Heard:
+    async def stream(
+        self,
+        question: Question,
+        heard: Heard,
+        *,
+        leave_after: int | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Heard:
         """Read an answer into ``heard``; ``leave_after`` so many tokens cancel the call."""
+        heard.is_rpc = True
         try:
-            async with aclosing(self._client.generate(question.spec(), timeout_s=TIMEOUT_S)) as events:
+            async with aclosing(self._client.generate(question.spec(), timeout_s=timeout_s)) as events:
                 async for event in events:
                     if isinstance(event, Started):
+                        heard.status = 200
                         heard.places.append((time.monotonic(), event.lane))
                     elif isinstance(event, Tokens):
                         heard.note([token.id for token in event.tokens], None)
@@ -218,7 +239,9 @@ class RpcClient:
                         heard.was_left = True
                         break
         except CallFailed as error:
-            heard.error = error.kind
+            heard.error, heard.detail, heard.retry_after_s = error.kind, error.details, error.retry_after
+            if error.code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+                heard.status = 429
         heard.ended = time.monotonic()
         return heard
 
