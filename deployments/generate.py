@@ -165,7 +165,7 @@ def _play(window: "Window", request: RowRequest, text: TextStream, out: TextIO) 
             out.flush()
             rounds += report.width > 0
             tokens += delta.num_tokens_used
-            accepted += row.accepted
+            accepted += row.accepted_of(delta.num_tokens_used)
     out.write(text.finish().text + "\n")
     out.flush()
     seed = request.sampling.seed if request.sampling.temperature > 0 else None

@@ -74,6 +74,10 @@ class Statistics:
         self._add("vllm:prompt_tokens_total", prompt_tokens)
         self._observe("vllm:request_queue_time_seconds", queue_seconds)
 
+    def observe_tokens(self, num_tokens: int) -> None:
+        """Count what an answer got; what a round committed beyond a stop string is nobody's."""
+        self._add("vllm:generation_tokens_total", num_tokens)
+
     def observe_first_token(self, seconds: float) -> None:
         """Record the time from a request's arrival to its first token."""
         self._observe("vllm:time_to_first_token_seconds", seconds)
@@ -106,8 +110,7 @@ class Statistics:
             self._set("dflash_prefix_bytes", report.prefixes.num_bytes)
         for phase, seconds in report.seconds.items():
             self._observe("dflash_round_seconds", seconds, (phase,))
-        for row in report.rows:  # those outside the round too: reading a prompt brings its first token
-            self._add("vllm:generation_tokens_total", len(row.tokens))
+        for row in report.rows:  # those outside the round too: reading a prompt may fail
             if row.finish == "error":
                 self._add("dflash_row_failures_total", 1, (row.error_kind or "internal_error",))
             if row.drafted:

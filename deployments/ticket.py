@@ -94,6 +94,7 @@ class Ticket:
             return
         delta = self.text.push(row.tokens, is_last_stop=row.finish == "stop")
         used = row.tokens[: delta.num_tokens_used]
+        self._count_used(row, len(used))
         self.committed.extend(used)
         text, stop, pieces = delta.text, delta.stop, delta.pieces
         if row.finish is not None and stop is None:
@@ -114,8 +115,11 @@ class Ticket:
         self.num_rounds += is_round
         self.num_drafted += row.drafted
         self.num_walked += row.walked
-        self.num_accepted += row.accepted
         self.num_cached = max(self.num_cached, row.cached_tokens)
+
+    def _count_used(self, row: RowProgress, num_used: int) -> None:
+        self.num_accepted += row.accepted_of(num_used)
+        self.statistics.observe_tokens(num_used)
 
     def fail(self, error: Exception) -> None:
         """End with an error."""
@@ -145,7 +149,7 @@ class Ticket:
         if not self.generation.delivery.rounds:
             return None
         sources: tuple[Source, ...] = tuple(_source(row, place) for place in range(num_used))
-        return RoundDetail(width, row.drafted, row.walked, row.accepted, sources, pieces)
+        return RoundDetail(width, row.drafted, row.walked, row.accepted_of(num_used), sources, pieces)
 
     def _end_without_answer(self, row: RowProgress) -> None:
         """The prompt is read, and nothing else was asked for; the row's only token is nobody's."""

@@ -34,6 +34,10 @@ class RowProgress:
     num_first: int = 0  # leading ``tokens`` that reading the prompt gave, before any round
     cached_tokens: int = 0  # once: of a fresh row's prompt, those that a saved state stood for
 
+    def accepted_of(self, num_used: int) -> int:
+        """How many accepted drafts are among the first tokens, where a stop string cut what follows."""
+        return min(self.accepted, max(0, num_used - self.num_first))
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixCounts:

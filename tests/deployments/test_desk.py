@@ -8,7 +8,16 @@ import pytest
 
 from deployments.burst import BurstWindow
 from deployments.desk import Desk
-from deployments.generation import Ended, Event, Generation, GenerationId, Started, TextTokens
+from deployments.generation import (
+    Delivery,
+    Ended,
+    Event,
+    Generation,
+    GenerationId,
+    Started,
+    TextTokens,
+    Usage,
+)
 from deployments.lane import Lane
 from deployments.lanes import Standing
 from deployments.messages import (
@@ -555,6 +564,20 @@ async def test_a_stop_string_cuts_the_numbers_with_the_tokens() -> None:
     assert isinstance(told, TextTokens)
     assert told.token_ids == ids[:2]
     assert told.logprobs == numbered(ids[:2])
+
+
+async def test_a_stop_string_cuts_what_is_counted_as_accepted() -> None:
+    ids = tuple(script((1, 1), position) for position in range(2, 18))
+    stop = TOKENIZER.decode([ids[2]])
+    ticket = ticket_of(replace(request(1, 30, (stop,)), delivery=Delivery(rounds=True)))
+    ticket.take(RowProgress(ticket.row_id, ids, 15, 15, 15, num_first=1), 0.0, width=16)
+    told, ended = drained(ticket)
+    assert isinstance(told, TextTokens)
+    assert isinstance(ended, Ended)
+    assert ended.usage == Usage(2, completion_tokens=3, rounds=1, drafted=15, walked=15, accepted=2)
+    assert told.round is not None
+    assert (told.round.accepted, told.round.walked) == (2, 15)
+    assert ticket.statistics.snapshot().values["vllm:generation_tokens_total"][()] == 3
 
 
 async def test_the_prompts_numbers_are_asked_for_once_however_often_a_row_moves() -> None:

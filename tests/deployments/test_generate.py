@@ -73,6 +73,11 @@ def test_stop_string_ends_the_answer_and_is_not_part_of_it(speculated):
     assert summary.tokens < speculated[1].tokens
 
 
+def test_drafts_behind_a_stop_string_are_not_counted(speculated):
+    _, summary = play(stop=(speculated[0][8:12],))
+    assert 0 < summary.accepted == summary.tokens - 1  # the prefill gave the first token
+
+
 def test_seed_repeats_a_sampled_answer():
     flags = SamplingFlags(temperature=1.0, seed=7)
     first, again = play(sampling=flags, max_tokens=24), play(sampling=flags, max_tokens=24)
