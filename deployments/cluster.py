@@ -76,7 +76,8 @@ def start_node(say: Callable[[str], None], *, attempts: int = 2, **options: Any)
     """
     import ray
 
-    options["_system_config"] = {"worker_niceness": 0}
+    # "local": with RAY_ADDRESS set Ray would join that cluster instead.
+    options |= {"address": "local", "_system_config": {"worker_niceness": 0}}
     for attempt in range(1, attempts + 1):
         try:
             ray.init(**options)

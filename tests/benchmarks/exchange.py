@@ -125,7 +125,7 @@ def main() -> None:
 
     folder = tempfile.mkdtemp(prefix="dfs", dir="/tmp")
     try:
-        ray.init(include_dashboard=False, _temp_dir=folder, log_to_driver=False, num_cpus=4)
+        ray.init("local", include_dashboard=False, _temp_dir=folder, log_to_driver=False, num_cpus=4)
         serve.start(proxy_location="Disabled")
         settings = Settings()
         options = app._options(settings, Place(num_cpus=1), wants_blas=True)

@@ -26,6 +26,7 @@ class FakeNode(Node):
 
 
 nodes: list[FakeNode] = []
+asked: list[dict[str, object]] = []  # options of each start
 
 
 @pytest.fixture
@@ -33,8 +34,10 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What successive starts say; no more: they go well."""
     words: list[str] = []
     nodes.clear()
+    asked.clear()
 
     def init(**options: object) -> None:
+        asked.append(options)
         if words:
             FakeNode(words.pop(0))
 
@@ -63,6 +66,11 @@ def test_another_failure_is_told_at_once(failures: list[str]) -> None:
     with pytest.raises(Unavailable, match="did not start: no such directory"):
         start_node(lambda line: pytest.fail(line))
     assert len(nodes) == 1
+
+
+def test_a_node_of_our_own_is_started_whatever_cluster_the_environment_names(failures: list[str]) -> None:
+    start_node(lambda line: pytest.fail(line), num_cpus=2)
+    assert (asked[0]["address"], asked[0]["num_cpus"]) == ("local", 2)
 
 
 def test_what_ray_prints_on_the_way_out_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
