@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from deployments.cluster import hushed, joined_cluster, own_cluster
 from deployments.engine import LocalEngine
-from deployments.listening import EVERYWHERE, bind_fault
+from deployments.listening import NEAREST, bind_fault, everywhere, host_port
 from deployments.observing.following import shown as shown_logs
 from deployments.rpc.options import grpc_options
 from deployments.settings import Settings
@@ -62,8 +62,7 @@ def serving(settings: Settings, *, guest: str | None = None) -> Iterator[threadi
 
 def ready_line(settings: Settings) -> str:
     """The addresses, and a command that works."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
-    address = f"http://{host}:{settings.http_port}"
+    address = f"http://{host_port(NEAREST.get(settings.host, settings.host), settings.http_port)}"
     body = {
         "model": settings.served_model_names[-1],
         "stream": True,
@@ -91,7 +90,7 @@ def _ray(settings: Settings) -> Iterator[None]:
             yield
         return
     _check_port(settings.host, settings.http_port)
-    _check_port(EVERYWHERE, settings.grpc_port)
+    _check_port(everywhere(), settings.grpc_port)
     with own_cluster(settings, _say):
         yield
 
@@ -109,14 +108,17 @@ def _serve(settings: Settings, *, takes_any: bool) -> Iterator[None]:
             _check_grpc(client, settings)
         found, wanted = client.http_config, (settings.host, settings.http_port)
         if not takes_any and (found.host, found.port) != wanted:
+            where = host_port(found.host, found.port) if found.host else "no address"
             raise Unavailable(
-                f"Serve already runs on this cluster with HTTP at {found.host}:{found.port}, and "
-                f"{settings.host}:{settings.http_port} was asked for. Its addresses are fixed while it runs: "
+                f"Serve already runs on this cluster with HTTP at {where}, and "
+                f"{host_port(*wanted)} was asked for. Its addresses are fixed while it runs: "
                 "give the same ones, or stop that Serve first"
             )
         yield
         return
-    _say(f"starting Serve on {settings.host}:{settings.http_port}, gRPC on port {settings.grpc_port}")
+    _say(
+        f"starting Serve on {host_port(settings.host, settings.http_port)}, gRPC on port {settings.grpc_port}"
+    )
     serve.start(
         http_options={"host": settings.host, "port": settings.http_port},
         grpc_options=grpc_options(settings.grpc_port),
@@ -242,5 +244,6 @@ def _check_port(host: str, port: int) -> None:
     """A port in use is told here in one line, not by Serve after half a minute."""
     if (fault := bind_fault(host, port)) is not None:
         raise Unavailable(
-            f"cannot listen on {host}:{port}: {fault}; choose another one (--http-port, --grpc-port)"
+            f"cannot listen on {host_port(host, port)}: {fault}; "
+            "choose another one (--http-port, --grpc-port)"
         )

@@ -10,7 +10,7 @@ import psutil
 
 from deployments.doctor.finding import Finding, error, ok, warning
 from deployments.keys import keys_of
-from deployments.listening import EVERYWHERE, bind_fault
+from deployments.listening import bind_fault, everywhere, host_port
 from deployments.settings import Settings
 
 Owner = Literal["dflash-serve", "ray"]
@@ -49,8 +49,7 @@ class Listener:
         return self.process.partition(".")[0] == _PROXY  # while it works: its name and a method's
 
     def __str__(self) -> str:
-        where = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{where}:{self.port}  {self.owner}  {self.process} ({self.pid})"
+        return f"{host_port(self.address, self.port)}  {self.owner}  {self.process} ({self.pid})"
 
 
 def listeners() -> list[Listener]:
@@ -113,9 +112,12 @@ def check_listeners(found: Sequence[Listener], has_token: bool) -> Finding:
 def check_wanted(settings: Settings, found: Iterable[Listener]) -> Iterator[Finding]:
     """The ports of the settings are free, or Serve's proxy holds them; open ones ask for a key."""
     holders = {listener.port: listener for listener in found}
-    wanted = (("http_port", settings.host, settings.http_port), ("grpc_port", EVERYWHERE, settings.grpc_port))
+    wanted = (
+        ("http_port", settings.host, settings.http_port),
+        ("grpc_port", everywhere(), settings.grpc_port),
+    )
     for name, host, port in wanted:
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        where = host_port(host, port)
         holder = holders.get(port)
         if holder is not None and holder.is_proxy:
             yield ok(name, f"{where} is held by Serve", port=port)

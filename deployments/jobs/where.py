@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.cluster import joined_cluster
+from deployments.listening import NEAREST, host_port
 from deployments.settings import Settings
 from deployments.up import serving, stop_signals
 from dflash_core.errors import Unavailable
 
-_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -90,7 +90,7 @@ def url_of(name: str, details: Mapping[str, Any], node_id: str) -> str:
     host, port = str(listening["host"]), int(listening["port"])
     healthy = {node: p["node_ip"] for node, p in details["proxies"].items() if p["status"] == "HEALTHY"}
     if node_id in healthy:
-        host = _WILDCARDS.get(host, host)
+        host = NEAREST.get(host, host)
     elif healthy and host not in _LOOPBACK:
         host = next(iter(healthy.values()))
     else:
@@ -98,8 +98,7 @@ def url_of(name: str, details: Mapping[str, Any], node_id: str) -> str:
             f"Serve listens on {host} of {len(healthy)} other nodes, which this one cannot reach: serve with "
             "--host 0.0.0.0, run the job where the proxy is, or give --url"
         )
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}{applications[name]['route_prefix'] or ''}".rstrip("/")
+    return f"http://{host_port(host, port)}{applications[name]['route_prefix'] or ''}".rstrip("/")
 
 
 def _free_port() -> int:
