@@ -256,6 +256,20 @@ COVERED: dict[int, tuple[str, tuple[str, ...]]] = {
             "deployments/test_desk.py::test_a_row_that_fails_tells_its_own_client_alone",
         ),
     ),
+    42: (
+        "a prefix that is found turns drafts off",
+        (
+            "core/test_prefixes.py::test_rounds_of_a_warm_row_are_those_of_a_cold_one",
+            "core/test_prefixes.py::test_a_row_that_begins_from_a_saved_state_has_the_state_of_one_that_read_it_all",
+        ),
+    ),
+    43: (
+        "a prefix saved after the end holds drafts that were never emitted",
+        (
+            "core/test_prefixes.py::test_a_turn_that_a_stop_token_cuts_leaves_only_what_it_emitted",
+            "core/test_prefixes.py::test_a_second_turn_says_in_any_company_what_it_says_from_the_start",
+        ),
+    ),
     45: (
         "prompt-sized snapshots stay in memory",
         ("core/test_memory.py::test_nothing_stays_of_a_window_that_is_gone",),
@@ -289,8 +303,6 @@ COVERED: dict[int, tuple[str, tuple[str, ...]]] = {
 
 NOT_HERE: dict[int, str] = {
     38: "no tick schedules rounds: a window plays one after another on a thread of its own",
-    42: "there is no prefix reuse: every prompt is read whole",
-    43: "there is no prefix reuse: nothing is stored after a row's end",
     44: "graph caches that overflow are CUDA's, and no test has a GPU; ours is large and shapes are few",
     49: "prompt classes are a matter of benchmarks: dflash-serve bench takes any file",
 }
