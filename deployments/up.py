@@ -1,7 +1,6 @@
 """``dflash-serve up``: start Ray and Serve, or join them, serve until told to stop, leave nothing behind."""
 
 import json
-import logging
 import os
 import shlex
 import signal
@@ -9,20 +8,18 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from deployments.cluster import hushed, joined_cluster, own_cluster
+from deployments.endpoints import endpoints
 from deployments.engine import LocalEngine
 from deployments.listening import NEAREST, bind_fault, everywhere, host_port
 from deployments.observing.following import shown as shown_logs
-from deployments.rpc.options import grpc_options
 from deployments.settings import Settings
 from dflash_core.errors import CheckpointError, DFlashError, Unavailable
 
 if TYPE_CHECKING:
-    from ray.serve._private.client import ServeControllerClient
     from ray.serve._private.common import ReplicaState
-    from ray.serve.config import gRPCOptions
 
 PROGRESS_PERIOD_S = 0.5
 
@@ -54,7 +51,7 @@ def serving(settings: Settings, *, guest: str | None = None) -> Iterator[threadi
     """
     with ExitStack() as started:
         started.enter_context(_ray(settings))
-        started.enter_context(_serve(settings, takes_any=guest is not None))
+        started.enter_context(endpoints(settings, _say, takes_any=guest is not None))
         stop = started.enter_context(stop_signals())
         started.enter_context(_application(settings, stop, guest))
         yield stop
@@ -96,57 +93,6 @@ def _ray(settings: Settings) -> Iterator[None]:
 
 
 @contextmanager
-def _serve(settings: Settings, *, takes_any: bool) -> Iterator[None]:
-    """Use the Serve that runs if its addresses are ours, else start it; stop it only if it was not there."""
-    from ray import serve
-    from ray.serve.context import _get_global_client
-
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # our own lines tell how far it is
-    client = _get_global_client(raise_if_no_controller_running=False)
-    if client is not None:
-        if not takes_any:
-            _check_grpc(client, settings)
-        found, wanted = client.http_config, (settings.host, settings.http_port)
-        if not takes_any and (found.host, found.port) != wanted:
-            where = host_port(found.host, found.port) if found.host else "no address"
-            raise Unavailable(
-                f"Serve already runs on this cluster with HTTP at {where}, and "
-                f"{host_port(*wanted)} was asked for. Its addresses are fixed while it runs: "
-                "give the same ones, or stop that Serve first"
-            )
-        yield
-        return
-    _say(
-        f"starting Serve on {host_port(settings.host, settings.http_port)}, gRPC on port {settings.grpc_port}"
-    )
-    serve.start(
-        http_options={"host": settings.host, "port": settings.http_port},
-        grpc_options=grpc_options(settings.grpc_port),
-    )
-    try:
-        yield
-    finally:
-        with hushed():
-            serve.shutdown()
-
-
-def _check_grpc(client: "ServeControllerClient", settings: Settings) -> None:
-    """Say so where the Serve that runs already does not serve our gRPC contract; HTTP works all the same."""
-    import ray
-
-    found = cast("gRPCOptions", ray.get(client._controller.get_grpc_config.remote()))
-    wanted = grpc_options(settings.grpc_port)
-    functions: list[str] = wanted["grpc_servicer_functions"]
-    if found.port != wanted["port"] or not set(functions) <= set(found.grpc_servicer_functions):
-        flags = [f"--grpc-port {settings.grpc_port}"]
-        flags += [f"--grpc-servicer-functions {name}" for name in functions]
-        _say(
-            "no gRPC: the Serve that runs on this cluster was started without our services "
-            f"(serve start {' '.join(flags)})"
-        )
-
-
-@contextmanager
 def _application(settings: Settings, stop: threading.Event, guest: str | None) -> Iterator[None]:
     """Run our application; on the way out delete it, and nothing else."""
     from ray import serve
@@ -154,8 +100,7 @@ def _application(settings: Settings, stop: threading.Event, guest: str | None) -
     from deployments.app import APP_NAME, build
 
     name, route_prefix = (guest, f"/{guest}") if guest is not None else (APP_NAME, "/")
-    if guest is None and name in serve.status().applications:
-        raise Unavailable(f'an application named "{name}" runs on this cluster already')
+    _refuse_taken(name, route_prefix, may_replace=guest is not None)
     try:
         with _progress(name, stop):
             try:
@@ -166,6 +111,23 @@ def _application(settings: Settings, stop: threading.Event, guest: str | None) -
     finally:
         with hushed():
             serve.delete(name)
+
+
+def _refuse_taken(name: str, route_prefix: str, *, may_replace: bool) -> None:
+    """Raise Unavailable if another application has our name, or our path. Serve would tell by a trace."""
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client()
+    assert client is not None  # or it would have raised
+    applications = client.get_serve_details()["applications"]
+    if name in applications and not may_replace:
+        raise Unavailable(f'an application named "{name}" runs on this cluster already')
+    for other, details in applications.items():
+        if other != name and details["route_prefix"] == route_prefix:
+            raise Unavailable(
+                f'the application "{other}" has the path {route_prefix} on this cluster: '
+                f"give it a route prefix of its own, or delete it (serve.delete({other!r})), then start again"
+            )
 
 
 def _drain(timeout_s: float) -> None:

@@ -23,12 +23,14 @@ from ray import serve
 from deployments import client as rpc
 from deployments.app import APP_NAME, assemble
 from deployments.client import AsyncClient, CallFailed, Client, ask, conversation
+from deployments.endpoints import Endpoints, refuse_others
 from deployments.engine import RouterParts
 from deployments.generation import Tokenizer
 from deployments.proxy import CLIENT_LIMIT_BYTES
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
 from deployments.rpc.options import services
 from deployments.settings import Settings
+from dflash_core.errors import Unavailable
 from tests.deployments.conftest import ROOT
 from tests.deployments.fake_engine import FAULT, PAIR, FakeEngine, RoundLog, script
 from tests.deployments.ray_client import call, wait_until
@@ -415,21 +417,18 @@ def own_address() -> str:
         return probe.getsockname()[0]
 
 
-def test_joining_a_serve_without_our_services_says_how_to_start_it(
-    app: str, grpc_port: int, capsys: pytest.CaptureFixture[str]
+def test_a_running_serve_is_joined_at_its_own_port_and_refused_at_another(
+    app: str, ray_cluster: int, grpc_port: int
 ) -> None:
     from ray.serve.context import _get_global_client
 
-    from deployments.up import _check_grpc
-
     serving = _get_global_client()
     assert serving is not None
-    _check_grpc(serving, SETTINGS.model_copy(update={"grpc_port": grpc_port}))
-    assert capsys.readouterr().err == ""
-    _check_grpc(serving, SETTINGS.model_copy(update={"grpc_port": 9}))
-    said = capsys.readouterr().err
-    assert said.startswith("dflash-serve: no gRPC")
-    assert "--grpc-port 9 --grpc-servicer-functions deployments.rpc.servicers.add_dflash" in said
+    found = Endpoints.found(serving)
+    ours = SETTINGS.model_copy(update={"http_port": ray_cluster, "grpc_port": grpc_port})
+    refuse_others(found, Endpoints.wanted(ours))
+    with pytest.raises(Unavailable, match=f"gRPC on port {grpc_port} .* gRPC on port 9 "):
+        refuse_others(found, Endpoints.wanted(ours.model_copy(update={"grpc_port": 9})))
 
 
 def readme(language: str, word: str) -> str:
