@@ -13,12 +13,12 @@ from dflash_core.constraint import unconstrained
 from dflash_core.events import TokenLogprobs
 from dflash_core.logprobs import Asked, unpack
 from dflash_core.prefixes import Prefixes, Snapshot
-from dflash_core.protocols import Drafter, FeatureBlock
+from dflash_core.protocols import Drafter, FeatureBlock, Target
 from dflash_core.request import RowId, WindowId
 from dflash_core.row import Row
 from dflash_core.row_cache import FRESH, RowCaches, bucket_capacity, bucket_rows
 from dflash_core.sampling import SamplingArrays, pack
-from dflash_core.target import PromptScoring, Target, Verdict
+from dflash_core.target import PromptScoring, Verdict
 
 _SMALLEST_CHUNK = 16
 

@@ -1,16 +1,23 @@
 """The two parts that the round loop is written against.
 
-In-process objects implement them for the command line, tests and benchmarks; adapters in
-``deployments`` implement ``Drafter`` over Ray. Everything here is called on the MLX thread.
+In-process objects implement both (``dflash_core.target``, ``dflash_core.drafter``); adapters in
+``deployments`` implement ``Drafter`` over Ray. A window lives where its target does, so that no adapter
+implements ``Target``. Everything here is called on the MLX thread.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 import numpy as np
 
 from dflash_core.request import RowId, WindowId
+
+if TYPE_CHECKING:
+    from dflash_core.row_cache import RowCaches
+    from dflash_core.sampling import SamplingArrays
+    from dflash_core.target import BlockInput, PromptScoring, Verdict
+    from dflash_core.text.grammar import Grammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,4 +83,55 @@ class Drafter(Protocol):
 
     def close(self, window_id: WindowId) -> None:
         """Forget the whole window."""
+        ...
+
+
+class Target(Protocol):
+    """Reads prompts and checks blocks, all rows in one forward. Rows are slots of its caches."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        ...
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of a row, its budget included."""
+        ...
+
+    @property
+    def feature_size(self) -> int:
+        """Width of a projected feature."""
+        ...
+
+    @property
+    def feature_dtype(self) -> mx.Dtype:
+        """Dtype of a projected feature."""
+        ...
+
+    @property
+    def grammars(self) -> "Grammars | None":
+        """Grammars of its vocabulary; None: a row can have no grammar."""
+        ...
+
+    def new_caches(self, num_slots: int, capacity: int) -> "RowCaches":
+        """Empty caches."""
+        ...
+
+    def prefill(
+        self,
+        caches: "RowCaches",
+        tokens: np.ndarray,
+        counts: np.ndarray,
+        sampling: "SamplingArrays",
+        scoring: "PromptScoring | None" = None,
+    ) -> "Verdict":
+        """Read ``counts`` [B] of ``tokens`` [B, T] after each slot's length; advances the caches."""
+        ...
+
+    def verify(self, caches: "RowCaches", block: "BlockInput", drafts: mx.array, accept: str) -> "Verdict":
+        """Check ``drafts`` [B, K - 1] after the anchors and commit what the policy keeps.
+
+        The caller advances ``caches.lengths`` from the outcome.
+        """
         ...

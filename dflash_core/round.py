@@ -1,6 +1,7 @@
 """One round: draft, verify, accept, commit. Written once, for one row or many, here or across a cluster.
 
-It has two halves, so that another window of the target can verify while the drafts of this one are made.
+It is written against the protocols ``Drafter`` and ``Target``, in two halves, so that another window of the
+target can verify while the drafts of this one are made.
 """
 
 import time
@@ -40,6 +41,11 @@ class Started:
     plan: Plan
     pending: PendingDrafts
     seconds: float  # that asking took
+
+
+def play_round(window: "Window") -> Played:
+    """The whole round, for a window whose drafts were not asked for before."""
+    return finish_round(window, start_round(window))
 
 
 def start_round(window: "Window") -> Started:

@@ -85,7 +85,10 @@ class Verdict:
 
 
 class Target:
-    """A loaded target with the projection of the drafter that it feeds (none: no features)."""
+    """A loaded target with the projection of the drafter that it feeds (none: no features).
+
+    ``protocols.Target`` is the part of it that the round loop knows.
+    """
 
     def __init__(
         self,

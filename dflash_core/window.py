@@ -20,14 +20,14 @@ from dflash_core.events import RoundReport, RowProgress
 from dflash_core.prefill import PrefillBatch, Prefilled
 from dflash_core.prefixes import Prefixes
 from dflash_core.processors import check_wishes
-from dflash_core.protocols import Drafter, Drafts, FeatureBlock
+from dflash_core.protocols import Drafter, Drafts, FeatureBlock, Target
 from dflash_core.request import RowId, RowRequest, WindowId
-from dflash_core.round import Plan, Started, finish_round, start_round
+from dflash_core.round import Plan, Started, finish_round, play_round, start_round
 from dflash_core.row import Row
 from dflash_core.row_cache import FRESH, bucket_rows
 from dflash_core.sampling import SamplingArrays, pack
 from dflash_core.shapes import AnyShape, ShapePolicy
-from dflash_core.target import BlockInput, Outcome, Target
+from dflash_core.target import BlockInput, Outcome
 from dflash_core.waiting import WaitingFeatures
 from dflash_core.width import WidthPolicy
 
@@ -49,13 +49,13 @@ class WindowPolicy:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A step that waits for its drafts."""
+    """A step before its round is played."""
 
     num_prefilled: int
     first: tuple[RowProgress, ...]  # first tokens of rows whose prompt was read whole
     prefill_seconds: float
     num_live: int
-    round: Started | None  # None: the step only prefills
+    round: Started | None = None  # None: its drafts have not been asked for
 
 
 class Window:
@@ -183,12 +183,12 @@ class Window:
         If ``begin`` was called, this is the rest of that step.
         """
         self._assert_open()
-        begun = self._begun or self._start_step()
+        begun = self._begun or self._prefill_step()
         self._begun = None
-        if begun.round is None:
+        if begun.num_live == 0:
             report = self._report(begun, 0, begun.first, {})
         else:
-            played = finish_round(self, begun.round)
+            played = play_round(self) if begun.round is None else finish_round(self, begun.round)
             report = self._report(begun, played.width, _merge(begun.first, played.rows), played.seconds)
             self.policy.width.observe(report)
         for row_id in self._leaving:
@@ -203,15 +203,15 @@ class Window:
         """
         self._assert_open()
         if self._begun is None and self.has_work:
-            self._begun = self._start_step()
+            begun = self._prefill_step()
+            self._begun = replace(begun, round=start_round(self)) if begun.num_live else begun
 
-    def _start_step(self) -> _Begun:
+    def _prefill_step(self) -> _Begun:
         began = time.perf_counter()
         num_prefilled, first = self._advance_prefill()
         seconds = time.perf_counter() - began
         self._fit_slots(0)
-        started = start_round(self) if self.num_live else None
-        return _Begun(num_prefilled, first, seconds, self.num_live, started)
+        return _Begun(num_prefilled, first, seconds, self.num_live)
 
     def plan(self) -> Plan:
         """What the next round is about: who plays, how wide, what the drafter lacks."""

@@ -4,17 +4,19 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from dflash_core.events import RoundReport
-from dflash_core.protocols import Drafter, Drafts, FeatureBlock, Ready
+from dflash_core.protocols import Drafter, Drafts, FeatureBlock, Ready, Target
 from dflash_core.request import RowId, WindowId
-from dflash_core.round import finish_round, start_round
-from dflash_core.window import Window
+from dflash_core.round import play_round
+from dflash_core.width import FixedWidth
+from dflash_core.window import Window, WindowPolicy
 from tests.core.engine_fixtures import (
     WINDOW,
     ListedWidths,
@@ -144,7 +146,7 @@ def test_a_round_is_a_draft_then_a_verify_then_a_commit() -> None:
         window.step()
         lengths, waiting = window.caches.lengths.copy(), window.plan().features.counts.copy()
         assert waiting.max() > 0
-        played = finish_round(window, start_round(window))
+        played = play_round(window)
         assert played.width == 8
         assert set(played.seconds) == {"draft", "verify", "commit"}
         kept = np.array([p.accepted + 1 for p in played.rows])
@@ -158,6 +160,32 @@ def test_classic_is_the_same_round_at_width_one() -> None:
         assert [report.width for report in reports] == [1, 1, 1]
         assert all((p.drafted, p.walked, p.accepted) == (0, 0, 0) for r in reports for p in r.rows)
         assert [len(p.tokens) for p in reports[-1].rows] == [1, 1, 1]
+
+
+# The target
+
+
+class OnlyTheProtocol:
+    """A target of which nobody can ask more than ``Target`` says."""
+
+    def __init__(self, inner: Target):
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        assert name in vars(Target), f"{name} is not in the protocol"
+        return getattr(self._inner, name)
+
+
+def test_the_loop_asks_no_more_of_a_target_than_the_protocol_says() -> None:
+    requests = (*REQUESTS, SAMPLED, replace(row("counted", prompt(5, 9), 6), num_top_logprobs=2))
+    lane = tiny_lane()
+    narrow = cast(Target, OnlyTheProtocol(lane.target))
+    window = Window(WINDOW, narrow, lane.drafter, WindowPolicy(width=FixedWidth(8)))
+    for request in requests:
+        window.admit(request)
+    window.begin()
+    assert tokens_of(finish(window)) == {r.row_id: alone(lane, r) for r in requests}
+    window.close()
 
 
 # Drafters that stall
