@@ -5,8 +5,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
+from unittest.mock import patch
 
 import ray
 from ray import serve
@@ -25,9 +27,16 @@ SETTINGS = Settings(
 _numbers = itertools.count()
 
 
-def deploy(settings: Settings = SETTINGS, log: RoundLog | None = None) -> DeploymentHandle:
-    """Serve the scripted engine; every replica is a new one."""
-    return serve.run(assemble(settings, FakeEngine(log=log)), name=APP_NAME, route_prefix="/")
+def deploy(
+    settings: Settings = SETTINGS, log: RoundLog | None = None, version: str | None = None
+) -> DeploymentHandle:
+    """Serve the scripted engine; every replica is a new one.
+
+    But where ``version`` runs already: then, as with ``serve deploy``, only the numbers of replicas change.
+    """
+    drawn = "ray.serve._private.client.get_random_string"
+    with patch(drawn, lambda: version) if version is not None else nullcontext():
+        return serve.run(assemble(settings, FakeEngine(log=log)), name=APP_NAME, route_prefix="/")
 
 
 def generation(

@@ -2,11 +2,14 @@
 
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import httpx2
 import pytest
 from ray import serve
+from ray.serve._private.common import ReplicaState
 from ray.serve.handle import DeploymentHandle
 
 from deployments.app import APP_NAME
@@ -14,7 +17,7 @@ from deployments.draining import drain
 from deployments.generation import Ended, TextTokens
 from deployments.inbox import RemoteInbox
 from deployments.messages import Opened, Opening, Refused
-from deployments.settings import Place, Placement
+from deployments.settings import Place, Placement, Settings
 from dflash_core.errors import DeadlineExceeded, QueueFull
 from dflash_core.request import WindowId
 from tests.deployments.fake_engine import BLOCK, RoundLog
@@ -30,6 +33,17 @@ from tests.deployments.ray_client import (
 )
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120), pytest.mark.ray]
+
+
+SLOW_S = 0.4  # a round; a cancel that takes longer to reach the target would be a fault of ours
+
+
+@pytest.fixture
+def slow(round_log: RoundLog) -> Iterator[RoundLog]:
+    """Nobody ends while replicas come and go, and rounds can be counted."""
+    round_log.set_pace(SLOW_S)
+    yield round_log
+    round_log.set_pace(0.02)
 
 
 def test_concurrent_requests_share_one_window(fake_app: DeploymentHandle) -> None:
@@ -139,14 +153,24 @@ def test_a_lost_inbox_is_replaced(fake_app: DeploymentHandle) -> None:
     assert Client(generation()).start(fake_app).join().is_complete
 
 
-def test_scaling_up_leaves_open_windows_alone(fake_app: DeploymentHandle) -> None:
-    before = [Client(generation(max_tokens=1600)).start(fake_app) for _ in range(2)]
+def test_scaling_up_leaves_open_windows_alone_and_rows_join_and_leave_them(
+    ray_cluster: int, slow: RoundLog
+) -> None:
+    one, two = (Place(replicas=number, num_cpus=0.5) for number in (1, 2))
+    handle = deploy(_placed(one), slow, version="scaled")
+    before = [Client(generation(max_tokens=1200 + number)).start(handle) for number in range(2)]
     wait_until(lambda: all(client.windows for client in before))
-    two = Place(replicas=2, num_cpus=0.5)
-    deploy(SETTINGS.model_copy(update={"placement": Placement(target=two, drafter=two)}))
-    during = [Client(generation(max_tokens=80)).start(fake_app) for _ in range(2)]
-    assert all(client.join().is_complete for client in [*before, *during])
-    assert all(len(client.windows) == 1 for client in before)
+    deploy(_placed(two), slow, version="scaled")
+    wait_until(lambda: call("Router", "health")["lanes"] == 2, 10)
+    leaver, stays = before
+    _assert_leaves(leaver, stays, slow)
+    # They fill the new lane and what is free in the window that is open since before.
+    joining = [Client(generation(max_tokens=80)).start(handle) for _ in range(2 * SETTINGS.max_rows - 1)]
+    wait_until(lambda: all(client.windows for client in joining))
+    assert sum(client.windows == stays.windows for client in joining) == SETTINGS.max_rows - 1
+    slow.set_pace(0.02)
+    assert all(client.join().is_complete for client in [stays, *joining])
+    assert all(len(client.windows) == 1 for client in [*before, *joining])
 
 
 def test_two_targets_play_two_full_windows_at_once() -> None:
@@ -161,12 +185,21 @@ def test_two_targets_play_two_full_windows_at_once() -> None:
     assert sorted(lanes.count(lane) for lane in set(lanes)) == [SETTINGS.max_rows] * 2
 
 
-def test_an_upgrade_under_open_windows_loses_nothing(fake_app: DeploymentHandle) -> None:
-    before = [Client(generation(max_tokens=1200)).start(fake_app) for _ in range(3)]
+def test_an_upgrade_under_open_windows_loses_nothing_and_who_leaves_is_gone(
+    fake_app: DeploymentHandle, slow: RoundLog
+) -> None:
+    before = [Client(generation(max_tokens=1200 + number)).start(fake_app) for number in range(4)]
     wait_until(lambda: all(client.windows for client in before))
-    again = deploy(SETTINGS.model_copy(update={"max_queue": 3}))
+    leaver, *stay = before
+    with ThreadPoolExecutor(1) as pool:
+        upgrade = pool.submit(deploy, SETTINGS.model_copy(update={"max_queue": 3}), slow)
+        wait_until(lambda: _num_stopping("Router") and _num_stopping("Target"))
+        _assert_leaves(leaver, stay[0], slow)
+        assert _num_stopping("Target")
+        slow.set_pace(0.02)
+        again = upgrade.result(90)
     after = [Client(generation(max_tokens=80)).start(again) for _ in range(3)]
-    assert all(client.join().is_complete for client in [*before, *after])
+    assert all(client.join().is_complete for client in [*stay, *after])
     assert all(len(client.windows) == 1 for client in before)
     assert {c.lanes[0] for c in before}.isdisjoint(c.lanes[0] for c in after)
 
@@ -191,3 +224,26 @@ def test_an_application_is_drained_before_its_routes_go(ray_cluster: int, fake_a
 
 def _widths(client: Client) -> list[int]:
     return [len(e.token_ids) for e in client.events if isinstance(e, TextTokens)]
+
+
+def _placed(place: Place) -> Settings:
+    """So many targets and drafters."""
+    return SETTINGS.model_copy(update={"placement": Placement(target=place, drafter=place)})
+
+
+def _num_stopping(deployment: str) -> int:
+    """Replicas that drain."""
+    states = serve.status().applications[APP_NAME].deployments[deployment].replica_states
+    return states.get(ReplicaState.STOPPING, 0)
+
+
+def _assert_leaves(leaver: Client, stays: Client, log: RoundLog) -> None:
+    """One cancels, and has hardly a round more although its window plays on."""
+
+    def num_rounds(client: Client) -> int:
+        return sum(began > left_at and client.request.max_tokens in rows for began, rows in log.rounds())
+
+    left_at = time.monotonic()
+    leaver.cancel()
+    wait_until(lambda: num_rounds(stays) >= 6)
+    assert num_rounds(leaver) <= 2
