@@ -6,7 +6,8 @@
                 print(event.text, end="")
 
 An address that begins with ``grpcs://`` is called under TLS. Every failure is a ``CallFailed``. Leaving the
-loop, or closing the generator, cancels the call.
+loop, or closing the generator, cancels the call. Every call names the application: where Ray Serve has more
+than one, its proxy routes by that name, and finds nothing without.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
@@ -46,6 +47,7 @@ RpcEvent = Started | Tokens | Finished
 MAX_RECEIVED_BYTES = 64 * 2**20
 # By default a channel whose server was away fails all calls for up to two minutes until it tries again.
 MAX_BACKOFF_MS = 1000
+APPLICATION = "dflash"  # its name in Ray Serve, unless it was deployed under another
 
 
 class CallFailed(Exception):
@@ -112,12 +114,16 @@ class Client:
         *,
         api_key: str | None = None,
         ca: bytes | None = None,
+        application: str | None = APPLICATION,
         max_received_bytes: int = MAX_RECEIVED_BYTES,
     ):
-        """``ca``: PEM certificates to trust under TLS; None: those that gRPC ships. Raises ValueError."""
+        """``ca``: PEM certificates to trust under TLS; None: those that gRPC ships. Raises ValueError.
+
+        ``application`` is its name in Ray Serve; None: calls name none.
+        """
         self._channel = _channel(grpc, address, ca, max_received_bytes)
         self._stub: Any = DFlashServiceStub(self._channel)
-        self._metadata = _metadata(api_key)
+        self._metadata = _metadata(application, api_key)
 
     def __enter__(self) -> Self:
         return self
@@ -171,12 +177,13 @@ class AsyncClient:
         *,
         api_key: str | None = None,
         ca: bytes | None = None,
+        application: str | None = APPLICATION,
         max_received_bytes: int = MAX_RECEIVED_BYTES,
     ):
         """See ``Client``."""
         self._channel = _channel(grpc.aio, address, ca, max_received_bytes)
         self._stub: Any = DFlashServiceStub(self._channel)
-        self._metadata = _metadata(api_key)
+        self._metadata = _metadata(application, api_key)
 
     async def __aenter__(self) -> Self:
         return self
@@ -231,7 +238,7 @@ class AsyncClient:
                 request_serializer=HealthCheckRequest.SerializeToString,
                 response_deserializer=HealthCheckResponse.FromString,
             )
-            response = await check(HealthCheckRequest(), timeout=timeout_s)
+            response = await check(HealthCheckRequest(), timeout=timeout_s, metadata=self._metadata)
             return response.status == HealthCheckResponse.SERVING
 
     async def stats(
@@ -267,8 +274,9 @@ def _channel(kind: Any, address: str, ca: bytes | None, max_received_bytes: int)
     return kind.insecure_channel(address.removeprefix("grpc://"), options)
 
 
-def _metadata(api_key: str | None) -> list[tuple[str, str]]:
-    return [] if api_key is None else [("authorization", f"Bearer {api_key}")]
+def _metadata(application: str | None, api_key: str | None) -> list[tuple[str, str]]:
+    metadata = [] if application is None else [("application", application)]
+    return metadata if api_key is None else [*metadata, ("authorization", f"Bearer {api_key}")]
 
 
 @contextmanager

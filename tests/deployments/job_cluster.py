@@ -31,6 +31,7 @@ class Cluster:
     address: str
     environment: Mapping[str, str]
     http_port: int
+    grpc_port: int
 
     @property
     def url(self) -> str:
@@ -116,7 +117,7 @@ def job_cluster(*, resources: str = "{}") -> Iterator[Cluster]:
         )
         undo.callback(_end, head)
         environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{dashboard_port}"
-        cluster = Cluster(f"127.0.0.1:{gcs_port}", environment, free_port())
+        cluster = Cluster(f"127.0.0.1:{gcs_port}", environment, free_port(), free_port())
         _await(lambda: cluster.ray("job", "list").code == 0, head, Path(log.name))
         yield cluster
 
@@ -125,7 +126,7 @@ def job_cluster(*, resources: str = "{}") -> Iterator[Cluster]:
 def application(cluster: Cluster, folder: Path) -> Iterator[None]:
     """``dflash-serve up --address``: the embedded pair, until the block ends."""
     log = folder / "up.log"
-    ports = ["--http-port", str(cluster.http_port), "--grpc-port", str(free_port())]
+    ports = ["--http-port", str(cluster.http_port), "--grpc-port", str(cluster.grpc_port)]
     flags = ["--address", cluster.address, *ports, "--max-rows", "4"]
     command = [BIN / "dflash-serve", "up", *flags]
     with log.open("w") as out:

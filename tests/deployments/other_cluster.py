@@ -1,7 +1,7 @@
 """Another cluster behind a real gRPC port: our own service over a desk whose windows are played by script."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from ray.serve.grpc_util import RayServegRPCContext
 
+from deployments.app import APP_NAME
 from deployments.desk import Desk
 from deployments.generation import Backend, Event, Generation, ModelCard
 from deployments.keys import KeyRing
@@ -69,6 +70,11 @@ class Servicer(dflash_pb2_grpc.DFlashServiceServicer, health_pb2_grpc.HealthServ
             async for message in messages:
                 yield await _sent(message, own, context)
 
+    async def GenerateOnce(self, request: Any, context: Any) -> Any:  # noqa: N802
+        own = _Context(context)
+        answer = await answered(own, self._service.generate_once(request, own))
+        return await _sent(answer, own, context)
+
     async def ListModels(self, request: Any, context: Any) -> Any:  # noqa: N802
         own = _Context(context)
         answer = await answered(own, self._service.list_models(own))
@@ -123,6 +129,24 @@ async def _sent(message: Any, own: _Context, context: Any) -> Any:
     return message
 
 
+class OneOfTwo(grpc.aio.ServerInterceptor):
+    """Ray's proxy while its Serve has two applications: a call that does not name ours goes nowhere."""
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if ("application", APP_NAME) in handler_call_details.invocation_metadata:
+            return handler
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(_not_found)
+        return grpc.unary_unary_rpc_method_handler(_not_found)
+
+
+async def _not_found(request: bytes, context: Any) -> None:
+    await context.abort(grpc.StatusCode.NOT_FOUND, "Application metadata not set.")
+
+
 class OtherCluster:
     """A server that can be killed."""
 
@@ -131,9 +155,10 @@ class OtherCluster:
         backend: OtherBackend,
         keys: tuple[str, ...] = (),
         credentials: grpc.ServerCredentials | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ):
         self.backend = backend
-        self.server = grpc.aio.server()
+        self.server = grpc.aio.server(interceptors=interceptors)
         servicer = self.servicer = Servicer(backend, keys)
         dflash_pb2_grpc.add_DFlashServiceServicer_to_server(servicer, self.server)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self.server)
@@ -156,9 +181,10 @@ async def other_cluster(
     keys: tuple[str, ...] = (),
     credentials: grpc.ServerCredentials | None = None,
     is_older: bool = False,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     **options: float,
 ) -> AsyncIterator[OtherCluster]:
-    cluster = OtherCluster(OtherBackend(names, LocalStage(), **options), keys, credentials)
+    cluster = OtherCluster(OtherBackend(names, LocalStage(), **options), keys, credentials, interceptors)
     cluster.servicer.is_older = is_older
     await cluster.server.start()
     try:

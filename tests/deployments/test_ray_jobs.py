@@ -6,12 +6,14 @@ import secrets
 import subprocess
 import time
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deployments.client import CallFailed, Client, ask
 from tests.deployments.job_cluster import BIN, Cluster, application, job_cluster
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.ray]
@@ -167,9 +169,11 @@ def test_standalone_a_batch_brings_its_own_application_and_takes_it_away_again(
     cluster: Cluster, chats: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "answers.jsonl"
-    outcome = cluster.submit(
-        *BATCH, output, "--standalone", "--max-rows", 4, options=("--working-dir", str(chats))
-    )
+    command, options = (*BATCH, output, "--standalone", "--max-rows", 4), ("--working-dir", str(chats))
+    with ThreadPoolExecutor() as pool:
+        job = pool.submit(cluster.submit, *command, options=options)
+        assert grpc_answers_beside_a_guest_until(cluster, job.done)
+    outcome = job.result()
     assert outcome.code == 0, outcome.text
     results = read(output)
     lanes = {result["response"]["body"]["dflash"]["lane"] for result in results.values()}
@@ -180,6 +184,30 @@ def test_standalone_a_batch_brings_its_own_application_and_takes_it_away_again(
     assert path
     with pytest.raises(urllib.error.HTTPError, match="404"):
         cluster.chat(body("Hi"), path=f"/dflash-batch-{path}")
+
+
+def grpc_answers_beside_a_guest_until(cluster: Cluster, is_over: Callable[[], bool]) -> bool:
+    """Call the application again and again; tells whether a call was answered while Serve had two of them."""
+    address, was_beside = f"127.0.0.1:{cluster.grpc_port}", False
+    with Client(address) as client, Client(address, application=None) as nameless:
+        while not is_over():
+            had_two = not is_routed(nameless)
+            answer = client.generate_once(ask("demo", "Once", max_tokens=2), timeout_s=60)
+            assert answer.finished.usage.completion_tokens == 2
+            was_beside |= had_two and not is_routed(nameless)
+            time.sleep(0.2)
+    return was_beside
+
+
+def is_routed(client: Client) -> bool:
+    """Whether Ray's proxy finds an application for these calls."""
+    try:
+        client.models(timeout_s=60)
+    except CallFailed as error:
+        if not error.details.startswith("Application metadata not set."):
+            raise
+        return False
+    return True
 
 
 def test_standalone_needs_no_cluster(chats: Path, tmp_path: Path) -> None:

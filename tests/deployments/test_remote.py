@@ -20,7 +20,7 @@ from deployments.rpc.dflash.v1 import dflash_pb2 as pb
 from deployments.stages import Stages
 from dflash_core.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from dflash_core.request import RowId, RowRequest, Sampling, WindowId
-from tests.deployments.other_cluster import OtherCluster, other_cluster
+from tests.deployments.other_cluster import OneOfTwo, OtherCluster, other_cluster
 from tests.deployments.relay import relay_to
 from tests.deployments.test_desk import TOKENIZER, collect, desk, expected, request, tokens
 
@@ -74,6 +74,12 @@ async def test_a_row_is_the_same_as_on_a_lane_of_ones_own() -> None:
         asked = other.backend.asked[0]
         assert asked.stop_strings == ()
         assert asked.stop_token_ids == request(1).stop_token_ids
+
+
+async def test_a_lane_is_named_where_its_serve_has_another_application_too() -> None:
+    async with other_cluster(interceptors=[OneOfTwo()]) as other, router(other.port) as (d, stages):
+        assert tokens(await collect(d, request(1, 20))) == expected(request(1, 20))
+        assert stages.remote_states == {f"127.0.0.1:{other.port}": "ok"}
 
 
 async def test_nothing_of_a_row_is_left_to_the_other_sides_defaults() -> None:
