@@ -23,6 +23,7 @@ from deployments.jobs.files import check_outlives_job, local_path
 from deployments.jobs.journal import Journal, journal_of
 from deployments.jobs.progress import Progress, Tally
 from deployments.jobs.requests import Line, read_lines, survey
+from deployments.keys import keys_of
 from deployments.settings import EMBEDDED, load_settings
 from dflash_core.errors import InvalidRequest
 
@@ -154,11 +155,12 @@ def main(
         raise typer.BadParameter("--target, --drafter, --max-rows and --config go with --standalone")
     if standalone and url is not None:
         raise typer.BadParameter("--standalone starts an application of its own: leave --url out")
-    cluster = where.cluster_of(os.environ)
+    cluster, key = where.cluster_of(os.environ), _read_key(api_key_file, os.environ)
     if url is not None:
         application = where.at(url)
     elif standalone:
         settings = load_settings(config, {**flags, "address": cluster})
+        key = key or next(iter(keys_of(settings)), None)
         application = where.of_our_own(settings, output)
     else:
         application = where.on_cluster(app, cluster or "auto")
@@ -166,7 +168,7 @@ def main(
         input=input_,
         output=output,
         in_flight=in_flight,
-        api_key=_read_key(api_key_file, os.environ),
+        api_key=key,
         timeout_s=timeout,
         patience_s=patience,
         progress_s=progress_every,

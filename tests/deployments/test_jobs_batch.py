@@ -21,11 +21,13 @@ import pytest
 
 from deployments import cli
 from deployments.generation import Event, Generation
-from deployments.jobs import batch, progress
+from deployments.jobs import batch, progress, where
 from deployments.jobs.client import retry_after_s
 from deployments.jobs.progress import Progress, Tally
 from deployments.jobs.requests import BadLine, Request, parse_line
 from deployments.jobs.results import Reply, of_reply
+from deployments.keys import keys_of
+from deployments.settings import Settings
 from dflash_core.errors import QueueFull, RowFailed, Unavailable
 from tests.deployments.conftest import ROOT, free_port
 from tests.deployments.http_stub import StubBackend, chat, failing, serving, two_rounds
@@ -337,6 +339,27 @@ def test_keys_come_from_a_file_or_the_environment(
         else:
             paths += ["--api-key-file", tmp_path / "key"]
         assert run(capsys, *paths)[0] == 0
+
+
+@pytest.mark.parametrize("given", [None, "second"])
+def test_standalone_a_batch_calls_its_own_application_with_a_key_of_its_settings(
+    given: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def application(settings: Settings, output: str) -> Iterator[where.Application]:
+        keys = keys_of(settings) if given is None else (given,)
+        with serving(StubBackend(), api_keys=keys) as url:
+            yield where.Application(url, threading.Event())
+
+    monkeypatch.setattr(where, "of_our_own", application)
+    (tmp_path / "keys").write_text("# the server's\nfirst\nsecond\n")
+    (tmp_path / "settings.yaml").write_text(f"api_keys_file: {tmp_path / 'keys'}\n")
+    if given is not None:
+        monkeypatch.setenv("DFLASH_API_KEY", given)
+    (tmp_path / "in.jsonl").write_text(line("a"))
+    paths = ("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl")
+    code, said = run(capsys, *paths, "--standalone", "--config", tmp_path / "settings.yaml")
+    assert code == 0, said
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGKILL])
