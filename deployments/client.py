@@ -146,7 +146,8 @@ class Client:
             call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
             try:
                 for response in call:
-                    yield _event(response)
+                    if (event := _event(response)) is not None:
+                        yield event
             finally:
                 call.cancel()
 
@@ -211,7 +212,8 @@ class AsyncClient:
             call = self._stub.Generate(request, timeout=timeout_s, metadata=sent)
             try:
                 async for response in call:
-                    yield _event(response)
+                    if (event := _event(response)) is not None:
+                        yield event
             finally:
                 call.cancel()
 
@@ -250,14 +252,16 @@ class AsyncClient:
             return await self._stub.GetStats(GetStatsRequest(), timeout=timeout_s, metadata=sent)
 
 
-def _event(response: GenerateResponse) -> RpcEvent:
+def _event(response: GenerateResponse) -> RpcEvent | None:
     match response.WhichOneof("event"):
         case "started":
             return response.started
         case "tokens":
             return response.tokens
-        case _:
+        case "finished":
             return response.finished
+        case _:  # of a server that knows more kinds
+            return None
 
 
 def _channel(kind: Any, address: str, ca: bytes | None, max_received_bytes: int) -> Any:

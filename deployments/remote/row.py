@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from deployments.client import RpcEvent
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
@@ -33,8 +34,10 @@ class RemoteRow:
                     self._held.MergeFrom(event)  # a stop token and the end that it brings come as one
                     return None
                 return self._progress(event)
-            case _:
+            case pb.Finished():
                 return self._finish(event)
+            case _:
+                assert_never(event)
 
     def fail(self, message: str, kind: str) -> RowProgress:
         """The other side cannot go on with this row, and nobody could."""

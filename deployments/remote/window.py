@@ -111,6 +111,8 @@ class RemoteWindow:
                     progress = row.take(event)
                     if progress is not None:
                         self._add(row, progress)
+            # Unless it has ended: a newer server may close an answer by an event that the client passes over.
+            self._give_back(row, Returned(row.request.row_id, row.has_started, AGAIN_S))
         except CallFailed as error:
             self._fail(row, error)
         except Exception:
@@ -151,7 +153,9 @@ class RemoteWindow:
             self._give_back(row, Returned(row_id, row.has_started, error.retry_after or AGAIN_S))
 
     def _give_back(self, row: RemoteRow, returned: Returned) -> None:
-        if self._rows.pop(row.request.row_id, None) is not None:
+        playing = self._rows.get(row.request.row_id)
+        if playing is not None and playing[0] is row:  # a row that has ended may have a namesake by now
+            del self._rows[row.request.row_id]
             self._returned.append(returned)
             self._news.set()
 

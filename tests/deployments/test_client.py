@@ -1,8 +1,10 @@
-"""The client over real channels: what it sends with every call."""
+"""The client over real channels: what it sends with every call, and what it makes of an answer."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
+import grpc.aio
 import pytest
 from grpc import StatusCode
 
@@ -10,6 +12,10 @@ from deployments import client as rpc
 from deployments.app import APP_NAME
 from deployments.client import AsyncClient, CallFailed, Client, ask
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
+from deployments.rpc.dflash.v1.dflash_pb2_grpc import (
+    DFlashServiceServicer,
+    add_DFlashServiceServicer_to_server,
+)
 from tests.deployments.other_cluster import OneOfTwo, other_cluster
 
 SPEC = ask("demo", [1, 2], max_tokens=3)
@@ -50,3 +56,30 @@ async def test_the_name_of_the_application_can_be_chosen(application: str | None
 
 def test_calls_name_what_the_application_is_deployed_as() -> None:
     assert rpc.APPLICATION == APP_NAME
+
+
+class Newer(DFlashServiceServicer):
+    """A server of tomorrow, whose stream has events of a kind that is not known here."""
+
+    unknown = bytes([0x9A, 0x06, 0])  # field 99, an empty message
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[pb.GenerateResponse]:  # noqa: N802
+        yield pb.GenerateResponse(started=pb.Started(id="a"))
+        yield pb.GenerateResponse.FromString(self.unknown)
+        yield pb.GenerateResponse(tokens=pb.Tokens(text="Hi"))
+        yield pb.GenerateResponse.FromString(self.unknown)
+        yield pb.GenerateResponse(finished=pb.Finished(reason=pb.FINISH_REASON_LENGTH))
+
+
+async def test_events_of_a_kind_that_is_not_known_are_passed_over() -> None:
+    server = grpc.aio.server()
+    add_DFlashServiceServicer_to_server(Newer(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with AsyncClient(address) as client:
+        events = [event async for event in client.generate(SPEC)]
+    with Client(address) as blocking:
+        same = await asyncio.to_thread(lambda: list(blocking.generate(SPEC)))
+    await server.stop(None)
+    assert [type(event) for event in events] == [pb.Started, pb.Tokens, pb.Finished]
+    assert same == events

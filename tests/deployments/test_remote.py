@@ -11,7 +11,7 @@ import pytest
 from deployments.client import RpcEvent
 from deployments.desk import Desk
 from deployments.generation import Ended, Started, TextTokens
-from deployments.messages import Admit, Closed, LastCall, Letter, Played
+from deployments.messages import Admit, Closed, LastCall, Letter, Played, Returned
 from deployments.remote import lane as remote_lane
 from deployments.remote.lane import Caller, Model, RemoteLane
 from deployments.remote.route import Via
@@ -287,3 +287,17 @@ async def test_messages_that_are_read_together_keep_their_order() -> None:
     assert sum(report.live_rows for report in reports) == 2  # the prompt's own token is no round
     assert progress[-1].finish == "stop"
     assert (sum(p.drafted for p in progress), sum(p.accepted for p in progress)) == (30, 2)
+
+
+async def test_a_row_whose_answer_stops_without_an_end_that_is_known_goes_elsewhere() -> None:
+    async def call(request: RowRequest, via: Via) -> AsyncGenerator[RpcEvent, None]:
+        yield pb.Started()
+        yield pb.Tokens(tokens=[pb.Token(id=300)])
+
+    row = RowRequest(RowId("a"), (1, 2), 10)
+    window = RemoteWindow(WindowId("w"), call, (Letter(1, Admit(row)), Letter(2, LastCall())))
+    async with asyncio.timeout(20):
+        *_, returned, closed = [answer async for answer in window.play()]
+    assert isinstance(returned, Returned)
+    assert (returned.row_id, returned.was_playing) == (RowId("a"), True)
+    assert isinstance(closed, Closed)
