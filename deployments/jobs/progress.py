@@ -35,7 +35,7 @@ class Tally:
             return
         self.num_answered += 1
         body = result.document["response"]["body"]
-        self.tokens += _count(body, "usage", "completion_tokens")
+        self.tokens += _count(body, "usage", "completion_tokens") or _count(body, "usage", "output_tokens")
         self.rounds += _count(body, "dflash", "rounds")
         self.accepted += _count(body, "dflash", "accepted")
 

@@ -13,7 +13,7 @@ from deployments.jobs.lines import LineTooLong, bounded_lines, is_nested_deeper
 from dflash_core.errors import InvalidRequest
 
 CHAT_URL = "/v1/chat/completions"
-URLS = (CHAT_URL, "/v1/completions")
+URLS = (CHAT_URL, "/v1/completions", "/v1/responses")
 
 T = TypeVar("T")
 _MAX_SHOWN = 100  # characters of a custom_id in a message

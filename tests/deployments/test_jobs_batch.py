@@ -25,7 +25,7 @@ from deployments.jobs import batch, progress, where
 from deployments.jobs.client import retry_after_s
 from deployments.jobs.progress import Progress, Tally
 from deployments.jobs.requests import BadLine, Request, parse_line
-from deployments.jobs.results import Reply, of_reply
+from deployments.jobs.results import Reply, of_document, of_reply
 from deployments.keys import keys_of
 from deployments.settings import Settings
 from dflash_core.errors import QueueFull, RowFailed, Unavailable
@@ -87,6 +87,23 @@ def test_every_line_is_answered_with_the_servers_own_body(answered: Any, backend
     assert response["body"]["choices"][0]["message"]["content"] == "Hello, world"
     assert (response["status_code"], bool(response["request_id"])) == (200, True)
     assert sorted(g.sampling.seed for g in backend.generations) == list(range(20))
+
+
+def test_every_kind_of_request_that_the_server_answers_may_be_in_a_file(answered: Any) -> None:
+    bodies = {
+        "/v1/chat/completions": chat(),
+        "/v1/completions": {"model": "stub-model", "prompt": "Hi"},
+        "/v1/responses": {"model": "stub-model", "input": "Hi"},
+    }
+    lines = [{"custom_id": url, "method": "POST", "url": url, "body": body} for url, body in bodies.items()]
+    code, said, results = answered(*map(json.dumps, lines), progress_every=100)
+    assert (code, set(results)) == (0, set(bodies)), said
+    output = results["/v1/responses"]["response"]["body"]["output"]
+    assert output[0]["content"][0]["text"] == "Hello, world"
+    tallied = Tally(3, 0)
+    for result in results.values():
+        tallied.add(of_document(result))
+    assert (tallied.tokens, tallied.rounds, tallied.accepted) == (15, 6, 9)
 
 
 def test_no_more_than_the_given_number_is_in_flight(answered: Any, backend: StubBackend) -> None:
