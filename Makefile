@@ -158,16 +158,19 @@ endef
 protos: $(PROTOC)/.made
 	$(call generate,.)
 
-# What is committed is what the generator gives, and a client of yesterday still understands us.
+# What is committed is what the generator gives, a client of yesterday still understands us, and the image, of
+# which nothing may break, has all that the contract has: compared the other way round, nothing is missing from it.
 protos-check: $(VENV)/.dev $(PROTOC)/.made
 	$(BIN)/buf lint protos
 	$(BIN)/buf format --diff --exit-code protos
 	$(BIN)/buf breaking protos --against protos/image.binpb
+	@$(BIN)/buf breaking protos/image.binpb --against protos || \
+		{ echo "make: protos/image.binpb lacks these; make protos-image adds them" >&2; exit 1; }
 	@rm -rf build/protos && mkdir -p build/protos
 	@$(call generate,build/protos)
 	diff -r build/protos/$(RPC)/dflash $(RPC)/dflash -x __init__.py -x __pycache__
 
-# At a release: from here on, this is what must not break.
+# With whatever is added to the contract: from here on, it must not break.
 protos-image: $(VENV)/.dev
 	$(BIN)/buf build protos -o protos/image.binpb
 
