@@ -99,7 +99,7 @@ def _warn(report: BlasReport) -> None:
         )
     if report.compiler is None:
         _logger.warning(
-            "No %s on PATH: MLX cannot fuse operations on the CPU and runs them one by one. "
-            "Install the package g++.",
+            "No %s on PATH: MLX cannot fuse operations on the CPU and runs them one by one; rounds take "
+            "about 1.4 times as long. Install the package g++.",
             COMPILER,
         )
