@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from deployments.prompts import RowRequest
+from dflash_core import blas
 from dflash_core.acceptance import Acceptance
 from dflash_core.calibration import measure_costs
 from dflash_core.errors import InvalidRequest
@@ -136,13 +137,14 @@ def report(results: list[ArmResult], options: BenchOptions, num_prompts: int) ->
     }
 
 
-def machine() -> dict[str, str]:
+def machine() -> dict[str, str | int | None]:
     """What the figures were measured on."""
     device = mx.default_device()
     return {
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "device": str(device),
+        "blas_threads": blas.num_threads(),
         "python": platform.python_version(),
         "mlx": version("mlx"),
         "mlx_lm": version("mlx-lm"),

@@ -58,7 +58,9 @@ def serving(settings: Settings, *, guest: str | None = None) -> Iterator[threadi
 
 
 def ready_line(settings: Settings) -> str:
-    """The addresses, and a command that works."""
+    """The addresses, what a replica computes with, and a command that works."""
+    from deployments.app import blas_threads
+
     address = f"http://{host_port(NEAREST.get(settings.host, settings.host), settings.http_port)}"
     body = {
         "model": settings.served_model_names[-1],
@@ -72,7 +74,8 @@ def ready_line(settings: Settings) -> str:
     )
     names = ", ".join(settings.served_model_names)
     places = f"gRPC on port {settings.grpc_port} · console: {address}/console"
-    return f"ready: {address}/v1 serves {names} · {places} · try: {curl}"
+    threads = f"BLAS threads a replica: {blas_threads(settings)}"
+    return f"ready: {address}/v1 serves {names} · {places} · {threads} · try: {curl}"
 
 
 def _say(message: str) -> None:

@@ -75,6 +75,13 @@ def prepare() -> BlasReport:
     return report
 
 
+def num_threads() -> int | None:
+    """How many threads the library computes with in this process; None where MLX brings its own."""
+    if prepare().library is None:
+        return None
+    return int(ctypes.CDLL(LIBRARY).openblas_get_num_threads())
+
+
 def _load_library() -> str | None:
     """Load the library with global symbols; return the loader's error, or None."""
     try:

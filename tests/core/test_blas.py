@@ -119,15 +119,24 @@ for line in open("/proc/self/maps"):
     start, end = (int(bound, 16) for bound in line.split()[0].split("-"))
     if start <= address < end:
         library = line.split()[-1]
-report = dflash_core.blas.prepare()
-print(json.dumps([was_first, report.library, report.was_mlx_imported, library]))
+report, num_threads = dflash_core.blas.prepare(), dflash_core.blas.num_threads()
+print(json.dumps([was_first, report.library, report.was_mlx_imported, library, num_threads]))
 """
 
 
 @pytest.mark.skipif(blas.prepare().library is None, reason="no OpenBLAS here")
 def test_importing_the_engine_gives_mlx_the_system_library_for_its_products():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
-    was_first, loaded, was_late, library = json.loads(done.stdout)
+    was_first, loaded, was_late, library, num_threads = json.loads(done.stdout)
     assert (was_first, loaded, was_late) == (True, blas.LIBRARY, False)
     assert "openblas" in library
+    assert num_threads == 1
+
+
+def test_without_the_library_there_are_no_threads_to_count(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(blas, "prepare", lambda: blas.BlasReport(is_needed=False))
+    assert blas.num_threads() is None

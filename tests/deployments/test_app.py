@@ -95,8 +95,9 @@ def test_a_router_without_lanes_of_its_own_needs_neither_target_nor_drafter() ->
     [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"), ("fd00::7", "[fd00::7]")],
 )
 def test_the_ready_line_is_one_line_with_a_command_that_parses(host: str, reached: str) -> None:
-    line = ready_line(Settings(host=host, http_port=8123))
+    line = ready_line(Settings(host=host, http_port=8123, blas_threads=3))
     assert "\n" not in line
+    assert " · BLAS threads a replica: 3 · " in line
     words = shlex.split(line.partition("try: ")[2])
     assert words[0] == "curl"
     assert f"http://{reached}:8123/v1/chat/completions" in words

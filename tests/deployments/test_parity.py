@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from deployments.cli import app
 from deployments.parity import ParityOptions, run
 from deployments.prompts import read_prompts
+from dflash_core import blas
 from dflash_core.errors import InvalidRequest
 from dflash_core.loading import LoadedLane, load_lane
 from dflash_core.pair import DRAFTER, TARGET
@@ -103,7 +104,9 @@ def test_bench_prints_every_arm_as_json(prompts: Path) -> None:
     arguments += ["--width", "16", "--arms", "classic,clamp,per_row", "--json"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    arms = {arm["name"]: arm for arm in json.loads(result.stdout)["arms"]}
+    report = json.loads(result.stdout)
+    assert report["machine"]["blas_threads"] == blas.num_threads()
+    arms = {arm["name"]: arm for arm in report["arms"]}
     assert list(arms) == ["classic", "clamp", "per_row"]
     assert arms["classic"]["accepted_per_row_round"] == 0
     assert arms["per_row"]["accepted_per_row_round"] >= arms["clamp"]["accepted_per_row_round"] > 0
