@@ -27,6 +27,7 @@ from deployments.rpc.dflash.v1 import dflash_pb2 as pb
 from deployments.rpc.entrance import Entrance
 from deployments.rpc.health import Health
 from deployments.rpc.service import DFlashService
+from deployments.rpc.servicers import is_ours
 from deployments.rpc.watched import Calls
 from deployments.settings import Settings
 from dflash_core.checkpoints import resolve_target
@@ -57,7 +58,7 @@ class Ingress(RouterReplica):
         self, request: Any, grpc_context: RayServegRPCContext
     ) -> AsyncGenerator[Any, None]:
         """``dflash.v1.DFlashService/Generate`` or ``mlx.grpc.engine.MlxEngine/Generate``, by the request."""
-        if isinstance(request, pb.GenerateRequest) or self._mlx is None:
+        if self._mlx is None or is_ours(request):
             service, messages = _OURS, self._service.generate(request, grpc_context)
         else:
             service, messages = _FOREIGN, self._mlx.generate(request, grpc_context)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from google.protobuf.message import Message
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.generation import Backend, Generation
@@ -24,10 +25,10 @@ class Entrance:
         one = replace(limits, default_completion_tokens=limits.default_max_tokens)
         self._preparer = Preparer(backend, one)
 
-    def check(self, context: RayServegRPCContext, num_bytes: int = 0) -> None:
-        """Raise unless the caller may come in, with a request of this size."""
+    def check(self, context: RayServegRPCContext, message: Message | None = None) -> None:
+        """Raise unless the caller may come in, with this message; a stranger hears nothing of what it is."""
         self._access.check(context)
-        if num_bytes > self._max_bytes:
+        if message is not None and (num_bytes := message.ByteSize()) > self._max_bytes:
             raise PayloadTooLarge(f"The request has {num_bytes} bytes; the limit is {self._max_bytes}.")
 
     async def prepare(

@@ -41,7 +41,7 @@ class MlxEngine:
 
     async def generate(self, request: Any, context: RayServegRPCContext) -> AsyncGenerator[Any, None]:
         """Answer by chunks and a closing message, or, unless ``stream`` is set, by the latter alone."""
-        self._entrance.check(context, request.ByteSize())  # before a stranger takes or aborts an id
+        self._entrance.check(context, request)  # before a stranger takes or aborts an id
         name = request.request_id
         aborted = self._running[self._free(name)] = asyncio.Event()
         try:

@@ -33,7 +33,7 @@ class DFlashService:
         self, request: pb.GenerateRequest, context: RayServegRPCContext
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Answer as the tokens come."""
-        generation = await self._admit(request.spec, request.ByteSize(), context)
+        generation = await self._admit(request, context)
         answer = Answer(generation)
         async with aclosing(self._backend.generate(generation)) as events:
             async for event in events:
@@ -43,7 +43,7 @@ class DFlashService:
         self, request: pb.GenerateOnceRequest, context: RayServegRPCContext
     ) -> pb.GenerateOnceResponse:
         """Answer in one message: the stream, collected."""
-        generation = await self._admit(request.spec, request.ByteSize(), context)
+        generation = await self._admit(request, context)
         answer = Answer(generation)
         async with aclosing(self._backend.generate(generation)) as events:
             async for event in events:
@@ -65,10 +65,10 @@ class DFlashService:
         return stats
 
     async def _admit(
-        self, spec: pb.GenerationSpec, num_bytes: int, context: RayServegRPCContext
+        self, message: pb.GenerateRequest | pb.GenerateOnceRequest, context: RayServegRPCContext
     ) -> Generation:
-        self._entrance.check(context, num_bytes)
-        via = _via(context)
+        self._entrance.check(context, message)
+        spec, via = message.spec, _via(context)
         if via:
             require_known(spec)
         request = parse(spec)
@@ -77,7 +77,7 @@ class DFlashService:
             return replace(continued(generation, spec), via=via)
 
         try:
-            return await self._entrance.prepare(request, num_bytes, context, amend)
+            return await self._entrance.prepare(request, message.ByteSize(), context, amend)
         except InvalidRequest as error:
             raise in_our_words(error, spec) from None
 

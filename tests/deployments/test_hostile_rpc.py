@@ -14,8 +14,8 @@ from ray.serve._private.proxy_request_response import gRPCStreamingType
 
 from deployments.rpc.boundary import answered, streamed
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
-from deployments.rpc.options import grpc_options
-from deployments.rpc.servicers import Unreadable, add_dflash, add_mlx_engine
+from deployments.rpc.options import MLX_SERVICE, OUR_SERVICE, grpc_options
+from deployments.rpc.servicers import Unreadable, add_dflash, add_mlx_engine, is_ours
 from dflash_core.errors import InvalidRequest
 from tests.fuzz.edges import check_grpc, grpc_context, grpc_services
 
@@ -47,7 +47,7 @@ class OverTheWire:
         ours, smgs = grpc_services()
         context = grpc_context()
         request = pickle.loads(pickle.dumps(request))
-        service = ours if isinstance(request, pb.GenerateRequest) else smgs
+        service = ours if is_ours(request) else smgs
         async for message in streamed(context, service.generate(request, context)):
             if context.code() is None:
                 yield message
@@ -116,9 +116,10 @@ async def test_a_message_that_is_one_still_comes_through(channel: grpc.aio.Chann
 
 
 def test_an_unreadable_message_travels_and_says_so_to_whoever_looks_into_it() -> None:
-    arrived = pickle.loads(pickle.dumps(Unreadable()))
+    arrived = pickle.loads(pickle.dumps(Unreadable("a.Service")))
     with pytest.raises(InvalidRequest, match="cannot be read"):
         _ = arrived.spec
+    assert arrived.meant_for == "a.Service"
 
 
 def test_serve_registers_the_services_that_take_any_bytes() -> None:
@@ -150,3 +151,5 @@ async def test_rays_own_grpc_server_hands_on_what_cannot_be_read() -> None:
     await server.stop(None)
     assert [method for method, _ in seen] == [ours, smgs, ours]
     assert [type(request) for _, request in seen] == [Unreadable, Unreadable, pb.GetStatsRequest]
+    assert [request.meant_for for _, request in seen[:2]] == [OUR_SERVICE, MLX_SERVICE]
+    assert [is_ours(request) for _, request in seen[:2]] == [True, False]

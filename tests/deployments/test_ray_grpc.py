@@ -511,6 +511,25 @@ def test_with_keys_health_still_needs_none(keyed: str) -> None:
     assert status == health_pb2.HealthCheckResponse.SERVING
 
 
+@pytest.mark.parametrize("service", services())
+def test_bytes_that_are_no_message_need_a_key_too_and_are_logged_under_the_called_service(
+    keyed: str, logs: Path, service: str
+) -> None:
+    with grpc.insecure_channel(keyed) as channel:
+        generate = channel.unary_stream(f"/{service}/Generate")
+        for key, code in (("none", StatusCode.UNAUTHENTICATED), ("open-sesame", StatusCode.INVALID_ARGUMENT)):
+            with pytest.raises(grpc.RpcError) as refused:
+                list(generate(b"\xff", metadata=(("authorization", f"Bearer {key}"),)))
+            assert refused.value.code() == code
+
+    def statuses() -> list[str]:
+        written = [line for file in logs.glob("router-*.log") for line in file.read_text().splitlines()]
+        lines = [json.loads(line) for line in written]
+        return [line["status"] for line in lines if line.get("path") == f"{service}/Generate"]
+
+    wait_until(lambda: {"UNAUTHENTICATED", "INVALID_ARGUMENT"} <= set(statuses()), 10)
+
+
 def test_the_routers_log_has_one_line_for_each_call_and_neither_key_nor_text(
     keyed: str, ray_cluster: int, logs: Path
 ) -> None:

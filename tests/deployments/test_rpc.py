@@ -3,9 +3,9 @@
 import math
 import pickle
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import grpc
@@ -31,6 +31,7 @@ from deployments.rpc.dflash.v1 import dflash_pb2 as pb
 from deployments.rpc.entrance import Entrance
 from deployments.rpc.requests import parse
 from deployments.rpc.service import DFlashService
+from deployments.rpc.servicers import Unreadable
 from deployments.rpc.status import CODES, ClosingStatus, set_failure
 from deployments.settings import SettingsError, load_settings
 from deployments.telemetry import Statistics
@@ -387,6 +388,23 @@ async def test_with_keys_even_this_machine_needs_one(given: str) -> None:
     await answered(asked, service(backend, ("right",)).generate_once(request, asked))
     assert asked.code() is None
     assert len(backend.generations) == 1
+
+
+@pytest.mark.parametrize("given", [{}, {"authorization": "Bearer wrong"}])
+async def test_with_keys_a_stranger_hears_of_the_key_whatever_he_sends(given: dict[str, str]) -> None:
+    garbled, keys = cast(Any, Unreadable(options.OUR_SERVICE)), ("right",)
+    ours, smgs = service(StubBackend(), keys), mlx_engine(StubBackend(), keys)
+    calls: tuple[Callable[[RayServegRPCContext], Any], ...] = (
+        lambda asked: anext(ours.generate(garbled, asked)),
+        lambda asked: ours.generate_once(garbled, asked),
+        lambda asked: anext(smgs.generate(garbled, asked)),
+        lambda asked: smgs.abort(garbled, asked),
+    )
+    for call in calls:
+        with pytest.raises(InvalidApiKey):
+            await call(context(**given))
+        with pytest.raises(InvalidRequest, match="cannot be read"):
+            await call(context(authorization="Bearer right"))
 
 
 def test_keys_are_read_one_a_line(tmp_path: Path) -> None:
