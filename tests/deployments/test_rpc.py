@@ -1,5 +1,6 @@
 """The gRPC edge without Ray: requests, answers, statuses and access, with a context of the proxy's making."""
 
+import asyncio
 import math
 import pickle
 import re
@@ -12,6 +13,7 @@ import grpc
 import pytest
 from google.protobuf import descriptor_pool
 from grpc import StatusCode
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.client import ask, conversation
@@ -29,6 +31,7 @@ from deployments.rpc.answers import Answer
 from deployments.rpc.boundary import answered, streamed
 from deployments.rpc.dflash.v1 import dflash_pb2 as pb
 from deployments.rpc.entrance import Entrance
+from deployments.rpc.health import Health
 from deployments.rpc.requests import parse
 from deployments.rpc.service import DFlashService
 from deployments.rpc.servicers import Unreadable
@@ -426,6 +429,33 @@ def test_keys_come_from_a_file_and_the_environment_but_never_from_a_flag(tmp_pat
     assert not load_settings(environment={}).has_keys
     with pytest.raises(SettingsError, match="never a flag"):
         load_settings(flags={"api_keys": "a"}, environment={})
+
+
+async def test_a_watch_of_health_tells_each_change_and_ends_when_the_server_drains() -> None:
+    backend, asked = StubBackend(), context()
+    health = Health(backend, (), period_s=0.01, watch_s=60.0)
+    told: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def read() -> None:
+        async for message in streamed(asked, health.watch(HealthCheckRequest())):
+            told.put_nowait(message)
+
+    reading = asyncio.create_task(read())
+    serving, not_serving = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
+    for state, status in (("ok", serving), ("loading", not_serving), ("ok", serving)):
+        backend.state = {"status": state}
+        async with asyncio.timeout(20):
+            assert await told.get() == HealthCheckResponse(status=status)
+        await asyncio.sleep(0.05)
+        assert told.empty()  # what has not changed is not told again
+    backend.state = {"status": "draining"}
+    async with asyncio.timeout(20):
+        await reading
+    assert told.get_nowait() == HealthCheckResponse(status=not_serving)
+    assert isinstance(told.get_nowait(), ClosingStatus)
+    assert told.empty()
+    assert asked.code() == StatusCode.UNAVAILABLE
+    assert ("error-kind", "unavailable") in asked.trailing_metadata()
 
 
 def test_generated_code_accepts_runtimes_older_than_ours() -> None:
