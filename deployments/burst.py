@@ -5,7 +5,7 @@ import contextvars
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -63,7 +63,7 @@ class BurstWindow:
         self,
         window_id: WindowId,
         stage: Stage,
-        on_open: Callable[[Opened], None],
+        on_open: Callable[["BurstWindow", Opened], None],
         on_round: Callable[["BurstWindow", Played], None],
         on_over: Callable[["BurstWindow", Closed | Refused | None], None],
         on_return: Callable[["BurstWindow", Ticket, Returned], None] = lambda window, ticket, returned: None,
@@ -82,6 +82,8 @@ class BurstWindow:
         self._rounds: deque[RoundTrace] = deque(maxlen=NUM_ROUNDS)
         self._on_return = on_return
         self._may_go_on = may_go_on
+        self._called_at = 0.0  # by the event loop's clock
+        self._max_age_s = 0.0
         self._first: list[Letter] = []  # what the opening call carries
         self._num_letters = 0
         self._unacknowledged: dict[int, Ticket] = {}
@@ -90,8 +92,8 @@ class BurstWindow:
     def open(self, max_age_s: float) -> None:
         """Make the opening call with the rows that have joined by now, once.
 
-        After that time joins end, unless there are rows and the lane still takes new ones: rows of a window
-        that runs out and of its successor would be played in two rounds instead of one.
+        That time after a replica took it joins end, unless there are rows and the lane still takes new ones:
+        rows of a window that runs out and of its successor would be played in two rounds instead of one.
         """
         if self._task is not None:
             return
@@ -100,7 +102,12 @@ class BurstWindow:
         # A context of its own: Serve would cancel the call with the client whose request opened it.
         answers = self._stage.play(opening)  # from here on the stage knows where mail for this window goes
         self._task = loop.create_task(self._run(answers), context=contextvars.Context())
-        loop.call_later(max_age_s, self._grow_old, max_age_s)
+        self._called_at, self._max_age_s = loop.time(), max_age_s
+
+    @property
+    def called_s(self) -> float:
+        """Seconds since the opening call."""
+        return asyncio.get_running_loop().time() - self._called_at
 
     def join(self, ticket: Ticket) -> None:
         """A row joins a window that is still to open, opening, or open."""
@@ -126,14 +133,25 @@ class BurstWindow:
         if self._task is not None:
             self._task.cancel()
 
+    def take_back(self) -> Sequence[Ticket]:
+        """Give up a call that no replica has taken; the rows that were to go with it."""
+        self.cancel()
+        self._stage.forget(self.window_id)
+        tickets = tuple(self.tickets.values())
+        self.tickets.clear()
+        return tickets
+
     def view(self) -> WindowView:
         """The window as it stands, with its last rounds."""
         rounds = tuple(self._rounds)
         return WindowView(self.window_id, self.lane, self.is_joinable, len(self.tickets), rounds)
 
-    def _grow_old(self, max_age_s: float) -> None:
+    def _age(self) -> None:
+        asyncio.get_running_loop().call_later(self._max_age_s, self._grow_old)
+
+    def _grow_old(self) -> None:
         if self.is_joinable and self.tickets and self._may_go_on(self):
-            asyncio.get_running_loop().call_later(max_age_s, self._grow_old, max_age_s)
+            self._age()
         else:
             self.last_call()
 
@@ -157,7 +175,8 @@ class BurstWindow:
                             self._take(answer)
                         case Opened():
                             self.lane, self.was_opened = answer.lane, True
-                            self._on_open(answer)
+                            self._age()
+                            self._on_open(self, answer)
                         case Returned():
                             self._give_back(answer)
                         case Closed() | Refused():

@@ -13,7 +13,7 @@ from deployments.affinity import Affinity, blocks_of
 from deployments.burst import BurstWindow, Stage
 from deployments.fair_queue import FairQueue
 from deployments.generation import Ended, Event, Generation
-from deployments.lanes import ANYWHERE, Board, LaneView, Standing
+from deployments.lanes import Board, LaneView, Standing
 from deployments.messages import Closed, Opened, Played, Refused, Returned, Traffic
 from deployments.placing import Places
 from deployments.stranded import Stranded
@@ -28,6 +28,7 @@ logger = logging.getLogger("dflash.router")
 
 FIRST_PAUSE_S = 0.05  # after a refusal or a lost window, before the next opening call
 LONGEST_PAUSE_S = 1.0
+SCOUT_S = 1.0  # until lanes that are known are not kept waiting for a window that nobody has taken
 
 
 class Desk:
@@ -62,19 +63,20 @@ class Desk:
         self._window_max_age_s = window_max_age_s
         self._waiting = FairQueue(max_queue)
         self._windows: list[BurstWindow] = []
+        self._scout: BurstWindow | None = None  # an empty window under way to whatever lane Serve finds
         self._is_closed = False
         self._is_draining = False
         self._mean_seconds = 2.0  # of recent requests, from admission to end
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have no place yet."""
-        return len(self._waiting)
+        """Requests that have no place: a window that no replica has taken yet is none."""
+        return len(self._waiting) + sum([len(w.tickets) for w in self._windows if not w.was_opened])
 
     @property
     def num_running(self) -> int:
         """Requests that have a place in a window."""
-        return sum(len(window.tickets) for window in self._windows)
+        return sum([len(w.tickets) for w in self._windows if w.was_opened])
 
     @property
     def num_windows(self) -> int:
@@ -88,27 +90,28 @@ class Desk:
     @property
     def num_lanes(self) -> int:
         """Lanes that may be asked for a window."""
-        return sum(view.name != ANYWHERE for view in self._board)
+        return len(self._board)
 
     @property
     def has_own_lanes(self) -> bool:
         """Whether any of them is a target of this cluster."""
-        return any(view.name != ANYWHERE and view.is_own for view in self._board)
+        return any(view.is_own for view in self._board)
 
     @property
     def room(self) -> int:
         """Further requests that would find a place at once."""
-        return max(0, self._places().num_free - self.num_waiting)
+        return max(0, self._places().num_free - len(self._waiting))
 
     @property
     def own_room(self) -> int:
         """Those of them that would find it on this cluster's targets."""
-        return max(0, self._places().num_free_own - self.num_waiting)
+        return max(0, self._places().num_free_own - len(self._waiting))
 
     def hear(self, source: str, standings: Iterable[Standing], state: str = "") -> None:
         """Take a source's word on its lanes: those that it does not name are gone. ``state``: its own."""
         self._board.hear(source, standings)
         self._stranded.note(source, state)
+        self._take_back()
         self._schedule()
         self._turn_away()
 
@@ -171,10 +174,12 @@ class Desk:
 
     def _make_room(self, client: str, count: int) -> None:
         """Raise QueueFull unless a client may add so many; what others hold beyond their share makes room."""
-        full = f"{len(self._waiting)} answers are waiting already; try again later"
-        if not self._waiting.may_take(client, count):
+        waiting = self._num_queued()
+        full = f"{waiting} answers are waiting already; try again later"
+        # While it is not known whether there are lanes, nobody is known to wait.
+        if not self._board.is_silent and not self._waiting.may_take(client, count):
             raise self._refusal(f"{full}: yours are up to half of them, and others wait too")
-        excess = len(self._waiting) + count - self._max_queue
+        excess = waiting + count - self._max_queue
         if excess <= 0 or (excess := excess - self._places().num_free) <= 0:
             return
         surplus = self._waiting.surplus(min(excess, count), client)
@@ -190,6 +195,11 @@ class Desk:
     def _new_ticket(self, generation: Generation, index: int) -> Ticket:
         text, now = self._new_text(generation), time.monotonic()
         return Ticket(generation, text, self._eos_token_ids, now, self._statistics, index)
+
+    def _num_queued(self) -> int:
+        """Requests that the queue's bound holds for: rows that lost their place until a replica has them."""
+        called = [window for window in self._windows if not window.was_opened]
+        return len(self._waiting) + sum(t.has_started for w in called for t in w.tickets.values())
 
     def _num_rows_at_most(self) -> int:
         return max(self._max_rows, sum(view.max_rows for view in self._board)) * self._max_windows
@@ -222,8 +232,19 @@ class Desk:
 
     def _schedule(self) -> None:
         """Give places to those whose turn it is; windows are opened with all the rows that are for them."""
+        if self._waiting and self._scout is None and not self._is_closed:  # it may be on any of the lanes
+            if len(self._board):
+                self._seat()
+            elif self._stage.is_anywhere_open:
+                self._send_scout()
+        for window in self._windows:
+            window.open(self._window_max_age_s)
+        self._statistics.observe_waiting(self.num_waiting)
+        self._statistics.observe_running(self.num_running)
+
+    def _seat(self) -> None:
         unwanted: set[str] = set()  # lanes that take nobody who waits
-        while self._waiting and not self._is_closed:
+        while self._waiting:
             places = self._places()
             place = places.best(but=unwanted)
             if place is None:
@@ -237,10 +258,23 @@ class Desk:
             (window or self._new_window(lane)).join(ticket)
             lane.num_placed += 1
             self._affinity.note(lane.name, blocks)
-        for window in self._windows:
-            window.open(self._window_max_age_s)
-        self._statistics.observe_waiting(self.num_waiting)
-        self._statistics.observe_running(self.num_running)
+
+    def _send_scout(self) -> None:
+        """Where no lane is known a call may last until a replica is there: rows keep their turn meanwhile."""
+        if not self._board.anywhere.is_pausing:
+            self._scout = self._new_window(self._board.anywhere)
+
+    def _take_back(self) -> None:
+        """Calls that nobody has taken, to lanes that are gone: their rows have no place to wait for there."""
+        rows: list[Ticket] = []
+        for window in [w for w in self._windows if not w.was_opened and w.lane not in self._board]:
+            if window is self._scout:
+                if not len(self._board) or window.called_s < SCOUT_S:
+                    continue
+                self._scout = None
+            self._windows.remove(window)
+            rows += window.take_back()
+        self._waiting.put_back(rows)
 
     def _places(self) -> Places:
         return Places(self._board, self._windows, self._max_windows)
@@ -275,7 +309,9 @@ class Desk:
         self._windows.append(window)
         return window
 
-    def _on_open(self, opened: Opened) -> None:
+    def _on_open(self, window: BurstWindow, opened: Opened) -> None:
+        if window is self._scout:
+            self._scout = None
         if opened.is_own:  # of lanes elsewhere the board hears from who watches them
             self._board.add(opened.lane, opened.max_rows)
         self._schedule()
@@ -298,12 +334,14 @@ class Desk:
         There it waits for a replica as long as its deadline lets it.
         """
         self._windows.remove(window)
+        if window is self._scout:
+            self._scout = None
         survivors = [ticket for ticket in window.tickets.values() if not ticket.is_over]
         if window.was_opened:  # else no replica was there to take it, and no row is to blame
             for ticket in survivors:
                 ticket.move()
         self._waiting.put_back(ticket for ticket in survivors if not ticket.is_over)
-        if survivors:
+        if survivors or not window.was_opened:
             self._pause(self._board[window.lane])
         self._schedule()
 

@@ -46,8 +46,8 @@ class FairQueue:
             self._clients.setdefault(ticket.generation.client, deque()).append(ticket)
 
     def put_back(self, tickets: Iterable[Ticket]) -> None:
-        """Tickets lost their place: they get the next ones, in this order."""
-        self._moved.extendleft(reversed(list(tickets)))
+        """Tickets lost their place: they get the next ones, in this order; first those that had begun."""
+        self._moved = deque(sorted((*tickets, *self._moved), key=lambda ticket: not ticket.has_started))
 
     def pop(self, may: Callable[[Ticket], bool] = lambda ticket: True) -> Ticket | None:
         """The ticket that gets the next place: the first in turn that may have it, None if none may."""

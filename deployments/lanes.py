@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from deployments.ticket import Ticket
 
 ANYWHERE = ""  # the lane of a window that goes wherever Serve sends it; used while no lane is known
+LOCAL = "targets"  # the source of what this cluster's targets say of themselves
 NEWEST = 0.2  # weight of the newest round in a lane's mean
 
 
@@ -97,20 +98,37 @@ class Board:
 
     def __init__(self, max_rows: int, *, is_anywhere_open: bool = True):
         """``max_rows`` of a window; ``is_anywhere_open``: while none is known, Serve may find one."""
+        self.anywhere = LaneView(Standing(ANYWHERE), "", max_rows)
         self._max_rows = max_rows
         self._lanes: dict[str, LaneView] = {}
-        self._anywhere = LaneView(Standing(ANYWHERE), "", max_rows)
         self._is_anywhere_open = is_anywhere_open
+        self._has_word = False  # of this cluster's targets
 
     def __iter__(self) -> Iterator[LaneView]:
-        """Lanes to open windows on."""
-        if not self._lanes and self._is_anywhere_open:
-            return iter((self._anywhere,))
+        """Lanes that are known."""
         return iter(self._lanes.values())
+
+    def __len__(self) -> int:
+        """How many they are."""
+        return len(self._lanes)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether this lane is known."""
+        return name in self._lanes
 
     def __getitem__(self, name: str) -> LaneView:
         """A lane by name; one that is gone, or not known yet, is as any."""
-        return self._lanes.get(name, self._anywhere)
+        return self._lanes.get(name, self.anywhere)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is not known yet if there is a lane, as right after the start."""
+        return self._is_anywhere_open and not self._lanes and not self._has_word
+
+    @property
+    def promising(self) -> Iterable[LaneView]:
+        """Lanes whose places may be reckoned with; while nothing is known, those of a window somewhere."""
+        return (self.anywhere,) if self.is_silent else self._lanes.values()
 
     def takes_windows(self, name: str) -> bool:
         """Whether this lane's source named it in its last word; one that drains is not named."""
@@ -119,9 +137,11 @@ class Board:
     def hear(self, source: str, standings: Iterable[Standing]) -> None:
         """Take a source's word: its lanes are these and no others."""
         told = {standing.lane: standing for standing in standings}
-        for name in [view.name for view in self._lanes.values() if view.source == source]:
+        own = (LOCAL, "") if source == LOCAL else (source,)  # a lane that only a window told of is its too
+        for name in [view.name for view in self._lanes.values() if view.source in own]:
             if name not in told:
                 del self._lanes[name]
+        self._has_word |= source == LOCAL
         for standing in told.values():
             view = self._lanes.get(standing.lane)
             if view is None:

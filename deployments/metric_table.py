@@ -35,7 +35,7 @@ _ACCEPTED = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 11.0, 15.0, 31.0)
 
 METRICS: tuple[Metric, ...] = (
     Metric("vllm:num_requests_running", "gauge", "Requests that have a place in a window."),
-    Metric("vllm:num_requests_waiting", "gauge", "Requests in the router's queue."),
+    Metric("vllm:num_requests_waiting", "gauge", "Requests that wait for a place."),
     Metric("vllm:prompt_tokens_total", "counter", "Prompt tokens of admitted requests."),
     Metric(
         "vllm:prefix_cache_queries_total",

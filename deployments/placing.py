@@ -63,12 +63,12 @@ class Places:
     @property
     def num_free(self) -> int:
         """Rows that could be placed at once."""
-        return self._num_free(self._board)
+        return self._num_free(self._board.promising)
 
     @property
     def num_free_own(self) -> int:
         """Those of them that this cluster's targets would play."""
-        return self._num_free(lane for lane in self._board if lane.is_own)
+        return self._num_free(lane for lane in self._board.promising if lane.is_own)
 
     def _num_free(self, lanes: Iterable[LaneView]) -> int:
         return int(sum(max(0, self._room(lane)) for lane in lanes if not lane.is_pausing))

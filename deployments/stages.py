@@ -11,6 +11,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.burst import Stage
 from deployments.desk import Desk
+from deployments.lanes import LOCAL
 from deployments.messages import Answer, Letter, Opening
 from deployments.remote.lane import RemoteLane
 from deployments.remote.route import Circular, Route, Via, best, is_closed
@@ -20,7 +21,6 @@ from dflash_core.request import WindowId
 logger = logging.getLogger("dflash.remote")
 
 PERIOD_S = 1.0
-LOCAL = "targets"  # the source of what this cluster's targets say of themselves
 RECENT_S = 10.0  # how long a caller counts as one after it asked
 
 

@@ -154,7 +154,7 @@ async def test_a_first_token_without_a_round_is_no_round_in_the_usage() -> None:
     window = BurstWindow(
         WindowId("w"),
         LocalStage(),
-        lambda opened: None,
+        lambda window, opened: None,
         lambda window, played: None,
         lambda window, ending: None,
     )
@@ -310,6 +310,7 @@ async def test_closing_a_waiting_request_frees_its_place_in_the_queue() -> None:
 async def test_a_client_that_leaves_is_forgotten_in_every_state(state: str) -> None:
     stage = LocalStage()
     d = desk(stage, max_rows=1)
+    d.hear("targets", [Standing("lane")])
     held_back = TOKENIZER.decode([script((1, 2), 2 + i) for i in range(30)]) + "what does not follow"
     leaver = request(2, 5000, (held_back,) if state == "held back" else ())
     other = asyncio.ensure_future(collect(d, request(1, 300))) if state == "queued" else None

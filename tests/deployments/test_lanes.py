@@ -268,8 +268,25 @@ def test_a_source_speaks_for_its_own_lanes_alone() -> None:
     assert board["b"].max_rows == 2
     board.hear("targets", [])
     board.hear("far:9000", [])
-    assert [lane.name for lane in board] == [""]  # wherever Serve sends it
-    assert list(Board(4, is_anywhere_open=False)) == []
+    assert list(board) == []
+
+
+def test_places_may_be_reckoned_with_somewhere_until_the_targets_have_had_a_word() -> None:
+    assert list(Board(4, is_anywhere_open=False).promising) == []
+    board = Board(4)
+    board.hear("far:9000", [])
+    assert [lane.name for lane in board.promising] == [""]
+    board.hear("targets", [])
+    assert list(board.promising) == []
+
+
+def test_a_lane_that_a_window_was_opened_on_is_gone_when_the_targets_do_not_name_it() -> None:
+    board = Board(4)
+    board.add("a", 2)
+    board.hear("far:9000", [])
+    assert "a" in board
+    board.hear("targets", [])
+    assert "a" not in board
 
 
 def test_the_queues_that_routers_tell_of_add_up_and_are_forgotten() -> None:

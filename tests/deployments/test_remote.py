@@ -168,7 +168,7 @@ async def test_where_no_lane_is_left_new_requests_hear_so_and_begun_answers_wait
             Unavailable, match="no lane can take this request now: of the remote lanes 1 away"
         ):
             await collect(d, request(2))
-        assert d.num_waiting == 1  # the one that has begun
+        await until(lambda: d.num_waiting == 1)  # the one that has begun
         with pytest.raises(Unavailable):
             await collect(d, replace(request(3), deadline_s=0.1))  # at once: there has been none for long
         relay.release()
