@@ -249,7 +249,7 @@ class Desk:
             place = places.best(but=unwanted)
             if place is None:
                 break
-            ticket = self._next_ticket(place[0])
+            ticket = self._next_ticket(places, place[0])
             if ticket is None:
                 unwanted.add(place[0].name)
                 continue
@@ -286,8 +286,8 @@ class Desk:
             self._waiting.remove(ticket)
             ticket.fail(reason)
 
-    def _next_ticket(self, lane: LaneView) -> Ticket | None:
-        ticket = self._waiting.pop(lane.takes)
+    def _next_ticket(self, places: Places, lane: LaneView) -> Ticket | None:
+        ticket = self._waiting.pop(lambda ticket: places.takes(lane, ticket))
         if ticket is not None and not ticket.was_admitted:
             ticket.was_admitted = True
             prompt_tokens = len(ticket.generation.prompt_ids)
@@ -324,8 +324,8 @@ class Desk:
             self.traffic.add(played.exchange)
             self._statistics.observe_exchange(played.exchange)
         num_finished = sum(row.finish is not None for row in played.report.rows)
-        if num_finished:
-            self._board[window.lane].num_placed -= num_finished  # their places are free, whatever it told
+        self._board[window.lane].num_placed -= num_finished  # their places are free, whatever it told
+        if num_finished or self._waiting.has_moved:  # a token may have cleared a row that kept them waiting
             self._schedule()
 
     def _on_over(self, window: BurstWindow, ending: Closed | Refused | None) -> None:

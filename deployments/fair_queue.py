@@ -30,6 +30,11 @@ class FairQueue:
         for tickets in self._clients.values():
             yield from tickets
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether a ticket that lost its place waits."""
+        return bool(self._moved)
+
     def num_of(self, client: str) -> int:
         """Tickets of one client, those that lost their place included."""
         moved = sum(ticket.generation.client == client for ticket in self._moved)

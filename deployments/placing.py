@@ -54,11 +54,18 @@ class Places:
         worth = least - ROW_TOKENS * nearest.load(self._num_rows(nearest))
         for lane in self._board:
             tokens = shared.get(lane.name, 0)
-            if tokens <= least or not self._is_free(lane) or not lane.takes(ticket):
+            if tokens <= least or not self._is_free(lane) or not self.takes(lane, ticket):
                 continue
             if (better := tokens - ROW_TOKENS * lane.load(self._num_rows(lane))) > worth:
                 nearest, worth = lane, better
         return place if nearest is place[0] else (nearest, self._joinable(nearest))
+
+    def takes(self, lane: LaneView, ticket: Ticket) -> bool:
+        """Whether a row may go there beside those that are there."""
+        if not lane.takes(ticket):
+            return False
+        windows = self._windows.get(lane.name, ())
+        return not ticket.is_unproven or ticket.may_join(t for w in windows for t in w.tickets.values())
 
     @property
     def num_free(self) -> int:

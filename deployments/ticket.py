@@ -1,6 +1,7 @@
 """A request inside the router: what it has been given, what it may still get, and how it ends."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from deployments.generation import Ended, Event, Generation, RoundDetail, Source, TextTokens, Usage
@@ -11,6 +12,7 @@ from dflash_core.request import RowId, RowRequest
 from dflash_core.text.stream import Piece, TextStream
 
 MAX_FRUITLESS_MOVES = 5  # a row that kills every window it joins must end at some time
+SUSPICIOUS_MOVES = 2  # one may be the target's own fault; from here on rows are parted to find whose it is
 
 
 @dataclass(eq=False)
@@ -44,6 +46,22 @@ class Ticket:
     def row_id(self) -> RowId:
         """The row's name in every window."""
         return self.generation.row_id(self.index)
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether it lost its last place without having got a token there."""
+        return self.fruitless_moves > 0
+
+    def may_join(self, others: "Iterable[Ticket]") -> bool:
+        """Whether it may play beside these: a suspect plays with those alone that are above suspicion.
+
+        So whatever it breaks counts against itself and nobody else for long: the others get a token each
+        before it is tried again.
+        """
+        if not self.is_unproven:
+            return True
+        moves = [ticket.fruitless_moves for ticket in others if ticket.is_unproven]
+        return not moves or max(self.fruitless_moves, *moves) < SUSPICIOUS_MOVES
 
     def row_request(self) -> RowRequest:
         """The row as it stands: prompt and what is committed, and the budget that is left."""
