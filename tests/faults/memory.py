@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from tests.faults.application import Application
 
 PERIOD_S = 5.0
-SETTLED_S = 240.0  # a young process still fills its caches
-LONG_S = 480.0  # a slope over less says more of single steps than of a leak
+SETTLED_S = 480.0  # a young process still fills its caches
+LONG_S = 600.0  # a slope over less says more of single steps than of a leak
 MOST_MIB_PER_HOUR = 32.0
+STEPS_MIB = 12.0  # beside that: allocators grow in steps, ever more seldom
 
 Sizes = list[tuple[float, float]]  # when, MiB
 
@@ -64,11 +65,11 @@ class MemoryWatch:
 
     def faults(self) -> list[str]:
         """Processes that grew, and those that ended although nobody killed them."""
-        found = [
-            f"{name} grows by {slope:.0f} MiB an hour"
-            for name, slope in self._judged().items()
-            if slope > MOST_MIB_PER_HOUR
-        ]
+        found: list[str] = []
+        for name, slope in self._judged().items():
+            hours = _span(self._settled(name)) / 3600
+            if slope * hours > STEPS_MIB + MOST_MIB_PER_HOUR * hours:
+                found.append(f"{name} grows by {slope:.0f} MiB an hour")
         calm = {name: [at for at, _ in seen if at >= self._calm_at] for name, seen in self._seen.items()}
         ends = {name: times[-1] for name, times in calm.items() if times}
         return found + [

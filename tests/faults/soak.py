@@ -3,8 +3,8 @@
     python -m tests.faults.soak --minutes 60 --seed 1
 
 Requests are greedy and sampled, with stops and several choices, streamed and whole, over HTTP and gRPC; some
-clients leave in mid-answer. Drafters, targets and proxies are killed one at a time, but in the last quarter,
-in which every process lives long enough for its memory to have a slope. At the end every answer that came
+clients leave in mid-answer. Drafters, targets and proxies are killed one at a time, but in the last third, in
+which every process lives long enough for its memory to have a slope. At the end every answer that came
 whole equals its reference, the server's counters fit what clients saw, no replica holds state, and no
 process grows. Exit code 1 if any of it does not hold.
 """
@@ -43,7 +43,7 @@ MORE = (
 )
 LEAVES = 0.15  # of the requests
 PAUSE_S = (8.0, 25.0)  # between a replacement and the next kill
-CALM = 0.25  # of the time, the last: nobody is killed
+CALM = 1 / 3  # of the time, the last: nobody is killed
 PROXY_BACK_S = 60.0
 LEFT_S = 60.0
 # While a proxy is away nobody else can answer in its place.

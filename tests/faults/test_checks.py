@@ -104,13 +104,14 @@ def test_an_end_that_no_client_can_have_had_is_a_fault() -> None:
 
 
 def watched(mib_per_hour: float, seconds: float, ends_at: float | None = None) -> MemoryWatch:
-    """One process beside another, flat one, after a calm that begins at once."""
+    """One process beside another, which grows once; it is calm from the beginning."""
     watch, at = MemoryWatch(), 0.0
     watch.note_calm(0.0)
     while at <= seconds:
         early = 200 * min(at, SETTLED_S) / SETTLED_S  # caches fill
-        sizes = {"Router flat": 150 + at % 2, "Target a": 300 + early + mib_per_hour * at / 3600}
-        watch.note(at, sizes if ends_at is None or at < ends_at else {"Router flat": 150.0})
+        step = 8 * (at > SETTLED_S + LONG_S / 2)
+        sizes = {"Router steps": 150 + at % 2 + step, "Target a": 300 + early + mib_per_hour * at / 3600}
+        watch.note(at, sizes if ends_at is None or at < ends_at else {"Router steps": 150.0})
         at += PERIOD_S
     return watch
 
@@ -120,13 +121,13 @@ ENOUGH_S = SETTLED_S + LONG_S + 2 * PERIOD_S
 
 def test_a_process_that_grows_is_a_fault_and_one_that_fills_its_caches_is_not() -> None:
     assert watched(0.0, ENOUGH_S).faults() == []
-    assert watched(100.0, ENOUGH_S).faults() == ["Target a grows by 100 MiB an hour"]
+    assert watched(200.0, ENOUGH_S).faults() == ["Target a grows by 200 MiB an hour"]
     assert "Router: " in (told := watched(20.0, ENOUGH_S).slopes())
     assert "Target: +20.0" in told
 
 
 def test_a_process_that_was_not_seen_for_long_is_not_judged() -> None:
-    watch = watched(100.0, ENOUGH_S - LONG_S / 2)
+    watch = watched(200.0, ENOUGH_S - LONG_S / 2)
     assert (watch.faults(), "nothing was seen" in watch.slopes()) == ([], True)
 
 
