@@ -1,13 +1,15 @@
-"""Starting a Ray node: a late one gets a second try, other failures are one line at once."""
+"""Starting a Ray node: a late one gets a second try, other failures are one line at once; its token."""
 
 import contextlib
+import os
 import sys
+from pathlib import Path
 
 import pytest
 import ray
 from ray._private.node import Node
 
-from deployments.cluster import hushed, start_node
+from deployments.cluster import _prepare_token, hushed, start_node
 from dflash_core.errors import Unavailable
 
 LATE = "The current node timed out during startup.\nThis could happen because ..."
@@ -81,3 +83,63 @@ def test_what_ray_prints_on_the_way_out_is_left_out(capsys: pytest.CaptureFixtur
         raise ZeroDivisionError
     print("ready")
     assert capsys.readouterr() == ("ready\n", "")
+
+
+TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+def prepared(monkeypatch: pytest.MonkeyPatch, home: Path, **given: str) -> dict[str, str]:
+    """What Ray is told of its token where the environment has ``given``."""
+    for name in TOKEN_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": str(home), **given}.items():
+        monkeypatch.setenv(name, value)
+    _prepare_token()
+    told = {name: os.environ[name] for name in TOKEN_VARIABLES if name in os.environ}
+    for name in TOKEN_VARIABLES:  # what was set here is nobody else's
+        os.environ.pop(name, None)
+    return told
+
+
+def test_token_authentication_is_on_and_its_token_is_rays_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert prepared(monkeypatch, tmp_path) == {"RAY_AUTH_MODE": "token"}
+    assert (tmp_path / ".ray").is_dir()  # where Ray makes and keeps it
+
+
+def test_where_no_token_can_be_kept_each_run_has_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home = tmp_path / "a file"
+    home.touch()
+    first, second = prepared(monkeypatch, home), prepared(monkeypatch, home)
+    assert first["RAY_AUTH_MODE"] == second["RAY_AUTH_MODE"] == "token"
+    assert len(bytes.fromhex(first["RAY_AUTH_TOKEN"])) == 32
+    assert first["RAY_AUTH_TOKEN"] != second["RAY_AUTH_TOKEN"]
+
+
+def test_a_token_that_is_kept_already_is_used_wherever_nothing_may_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    (tmp_path / ".ray").mkdir()
+    assert "RAY_AUTH_TOKEN" in prepared(monkeypatch, tmp_path)
+    (tmp_path / ".ray" / "auth_token").write_text("kept")
+    assert "RAY_AUTH_TOKEN" not in prepared(monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"RAY_AUTH_MODE": "disabled"},
+        {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "mine"},
+        {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/mine"},
+    ],
+)
+def test_what_is_said_about_the_token_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: dict[str, str]
+) -> None:
+    home = tmp_path / "a file"
+    home.touch()
+    assert prepared(monkeypatch, home, **given) == given
