@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deployments.doctor import cluster, models, ports, software, token, trial
-from deployments.doctor.finding import Finding, error, ok
+from deployments.doctor import cluster, device, models, ports, software, token, trial
+from deployments.doctor.finding import Finding, error
 from deployments.pairing import resolve_pair
 from deployments.settings import Settings
 from dflash_core import blas
@@ -49,11 +49,13 @@ def examine(
 
 def _computing(settings: Settings, options: DoctorOptions) -> Iterator[Finding]:
     """What needs MLX."""
-    from deployments.machine import backend, processor
     from deployments.memory import find_limit, read_pair, with_prefixes
 
-    yield ok("device", f"{backend()}: {processor()}", device=backend())
-    if backend() == "cpu":
+    found = device.check_device()
+    yield found
+    if found.level == "error":
+        return
+    if found.facts["device"] == "cpu":
         yield trial.check_product(trial.product_ms())
     target, drafter = resolve_pair(settings.target, settings.drafter)
     pair = read_pair(target, drafter, rows=settings.max_rows, max_context=settings.max_context)

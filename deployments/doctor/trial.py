@@ -10,10 +10,10 @@ from deployments.doctor.chats import CHATS, EXPECTED_WALK, MAX_TOKENS
 from deployments.doctor.finding import Finding, ok, warning
 from dflash_core.request import RowId, RowRequest, Sampling, WindowId
 from dflash_core.text import Tokenizer
-from dflash_core.workload import Totals
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # all of these import MLX, which may be what is broken
     from dflash_core.loading import LoadedLane
+    from dflash_core.workload import Totals
 
 ROWS = 4
 SPEED_S = 10.0
@@ -26,8 +26,8 @@ SLOW_PRODUCT_MS = 12.0  # 1 to 3 with OpenBLAS, 33 without
 class Trial:
     """What was played."""
 
-    walk: Totals  # the first pass over the chats
-    speed: Totals  # then for some seconds
+    walk: "Totals"  # the first pass over the chats
+    speed: "Totals"  # then for some seconds
     is_whole: bool  # whether the first pass came to its end in time
 
 
@@ -54,10 +54,11 @@ def run_trial(target: Path, drafter: Path, seconds: float = SPEED_S) -> tuple[Tr
 
 def _play(
     lane: "LoadedLane", requests: list[RowRequest], seconds: float, *, again: bool = False
-) -> tuple[Totals, bool]:
+) -> "tuple[Totals, bool]":
     """Play all requests in one window, over and over if ``again``, for at most ``seconds``."""
     from dflash_core.width import FixedWidth
     from dflash_core.window import Window, WindowPolicy
+    from dflash_core.workload import Totals
 
     policy = WindowPolicy(width=FixedWidth(lane.drafter.block_size), max_rows=ROWS)
     window = Window(WindowId("doctor"), lane.target, lane.drafter, policy)

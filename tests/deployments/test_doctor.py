@@ -361,3 +361,48 @@ def test_the_command_without_a_trial_shows_each_finding_and_a_summary() -> None:
     }
     assert expected <= shown
     assert " errors, " in result.stdout.splitlines()[-1]
+
+
+@pytest.fixture
+def broken_mlx(tmp_path: Path) -> Path:
+    """A folder whose MLX cannot be imported: its CUDA backend, on a machine without NVIDIA's driver."""
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx" / "__init__.py").touch()
+    (tmp_path / "mlx" / "core.py").write_text('raise ImportError("libcuda.so.1: cannot open")\n')
+    return tmp_path
+
+
+def run_doctor(first_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).parents[2]
+    program = "from deployments.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", program, "doctor", *flags],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(first_path), str(root)])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_an_mlx_that_cannot_be_imported_is_a_finding_with_its_remedy(broken_mlx: Path) -> None:
+    run = run_doctor(broken_mlx)
+    assert (run.returncode, run.stderr) == (1, "")
+    assert "ERROR    device: MLX does not work here: libcuda.so.1: cannot open" in run.stdout
+    assert "errors, " in run.stdout.splitlines()[-1]
+    as_json = run_doctor(broken_mlx, "--json")
+    findings = {finding["check"]: finding for finding in json.loads(as_json.stdout)["findings"]}
+    assert (as_json.returncode, findings["device"]["level"]) == (1, "error")
+    assert "libcuda.so.1" in findings["device"]["remedy"]
+
+
+def test_several_backends_are_found_although_mlx_cannot_be_imported(broken_mlx: Path) -> None:
+    for name in ("mlx_cpu", "mlx_cuda_13"):
+        folder = broken_mlx / f"{name}-0.32.4.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.32.4\n")
+    run = run_doctor(broken_mlx, "--json")
+    findings = {finding["check"]: finding for finding in json.loads(run.stdout)["findings"]}
+    assert (run.returncode, findings["backend"]["level"]) == (1, "error")
+    assert "mlx-cpu 0.32.4, mlx-cuda-13 0.32.4" in findings["backend"]["message"]
+    assert "device" not in findings  # nobody imports what may be either of them
