@@ -33,6 +33,7 @@ State = Literal[
     "refuses our key",
     "shows a certificate that is not trusted",
     "another model",
+    "serves a shorter context",
     "this very cluster",
     "no targets but by way of this cluster",
 ]
@@ -73,6 +74,7 @@ class RemoteLane:
         """``max_rows`` is what an older server gets that does not tell of its room."""
         self.name = address
         self.state: State = "unknown"
+        self.reason = ""  # in more words, where there are any
         self.routes: tuple[Route, ...] = ()  # by way of it, while it is well
         self._caller = caller
         self._model = model
@@ -94,14 +96,43 @@ class RemoteLane:
         """Ask again and again how it stands, and tell; ends when cancelled."""
         try:
             while True:
-                standing = await self._ask()
+                standing = await self.ask()
                 if standing is None:
                     self.routes = ()
                 hear(self.name, () if standing is None else (standing,), self.state)
                 await asyncio.sleep(period_s)
         finally:
-            if self._client is not None:
-                await self._client.close()
+            await self.close()
+
+    async def ask(self) -> Standing | None:
+        """How the lane stands; None if it takes no rows now."""
+        client = self._open_client()
+        try:
+            # Each question has its own time. No ``wait_for``: before Python 3.12 it may lose a cancellation.
+            async with asyncio.timeout(TIMEOUT_S):
+                is_serving = await client.is_serving()
+            if not is_serving:
+                self._answered("not serving")
+                return None
+            async with asyncio.timeout(TIMEOUT_S):
+                stats = await client.stats(metadata=self._passing())
+            async with asyncio.timeout(TIMEOUT_S):
+                is_new = self._served_name is None or self._cluster != stats.cluster
+                if is_new and not await self._introduce(client, stats.cluster):
+                    return None
+        except (CallFailed, TimeoutError) as error:
+            if isinstance(error, CallFailed) and error.code == grpc.StatusCode.UNAUTHENTICATED:
+                self._answered("refuses our key")
+            else:
+                await self._note_silence(error)
+            return None
+        return self._standing(stats)
+
+    async def close(self) -> None:
+        """Hang up; what asks next calls again."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
 
     def play(self, opening: Opening) -> AsyncGenerator[Answer, None]:
         """A window; its rows are called as they come."""
@@ -139,45 +170,27 @@ class RemoteLane:
             self._client = self._new_client(self.name, api_key=self._caller.key, ca=ca)
         return self._client
 
-    async def _ask(self) -> Standing | None:
-        """How the lane stands; None if it takes no rows now."""
-        client = self._open_client()
-        try:
-            # Each question has its own time. No ``wait_for``: before Python 3.12 it may lose a cancellation.
-            async with asyncio.timeout(TIMEOUT_S):
-                is_serving = await client.is_serving()
-            if not is_serving:
-                self._answered("not serving")
-                return None
-            async with asyncio.timeout(TIMEOUT_S):
-                stats = await client.stats(metadata=self._passing())
-            async with asyncio.timeout(TIMEOUT_S):
-                is_new = self._served_name is None or self._cluster != stats.cluster
-                if is_new and not await self._introduce(client, stats.cluster):
-                    return None
-        except (CallFailed, TimeoutError) as error:
-            if isinstance(error, CallFailed) and error.code == grpc.StatusCode.UNAUTHENTICATED:
-                self._answered("refuses our key")
-            else:
-                await self._note_silence(error)
-            return None
-        return self._standing(stats)
-
     async def _introduce(self, client: AsyncClient, cluster: str) -> bool:
         """Find out whether our model is served there, by which name, and what that server knows."""
         self._served_name = None
-        models = [model for model in await client.models() if model.name in self._model.names]
         ours = self._model
-        fitting = [
+        same = [
             model
-            for model in models
-            if model.vocabulary_size == ours.vocab_size and model.max_context >= ours.max_context
+            for model in await client.models()
+            if model.name in ours.names and model.vocabulary_size == ours.vocab_size
         ]
-        if not fitting:
-            self._answered("another model")
+        if not same:
+            self._answered("another model", f"asked for: {', '.join(ours.names)}")
             return False
-        self._served_name, self._cluster = fitting[0].name, cluster
-        self._lacks = known_fields() - (frozenset(fitting[0].obeyed_fields) or fields_before_lists())
+        found = max(same, key=lambda model: model.max_context)
+        if found.max_context < ours.max_context:
+            numbers = f"{found.max_context} tokens there, {ours.max_context} here"
+            self._answered(
+                "serves a shorter context", f"{numbers}: set max_context: {found.max_context} here"
+            )
+            return False
+        self._served_name, self._cluster = found.name, cluster
+        self._lacks = known_fields() - (frozenset(found.obeyed_fields) or fields_before_lists())
         if self._lacks:
             told = ", ".join(sorted(self._lacks))
             logger.warning("remote lane %s: its server is too old for rows with %s", self.name, told)
@@ -202,28 +215,26 @@ class RemoteLane:
         terms = RemoteTerms(self._caller.cluster, self.routes, self._lacks)
         return Standing(self.name, stats.running, max(1, num_rows + room), room=room, terms=terms)
 
-    def _answered(self, state: State) -> None:
+    def _answered(self, state: State, reason: str = "") -> None:
         self._num_silences = 0
-        self._tell(state)
+        self._tell(state, reason)
 
     async def _note_silence(self, error: Exception) -> None:
         """After some of them the lane is lost. So may be the connection: what is asked next takes another."""
         self._num_silences += 1
         if self._num_silences < PATIENCE:
             return
-        self._tell("shows a certificate that is not trusted" if _is_distrust(error) else "away", error)
+        self._tell("shows a certificate that is not trusted" if _is_distrust(error) else "away", str(error))
         self._served_name = None  # whoever answers next may be another
         for window in self._windows.values():
             window.lose()
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+        await self.close()
 
-    def _tell(self, state: State, error: Exception | None = None) -> None:
+    def _tell(self, state: State, reason: str = "") -> None:
         if state != self.state:
-            self.state = state
             level = logging.INFO if state == "ok" else logging.WARNING
-            logger.log(level, "remote lane %s: %s%s", self.name, state, f" ({error})" if error else "")
+            logger.log(level, "remote lane %s: %s%s", self.name, state, f" ({reason})" if reason else "")
+        self.state, self.reason = state, reason
 
 
 def _is_distrust(error: Exception) -> bool:

@@ -301,3 +301,15 @@ async def test_a_row_whose_answer_stops_without_an_end_that_is_known_goes_elsewh
     assert isinstance(returned, Returned)
     assert (returned.row_id, returned.was_playing) == (RowId("a"), True)
     assert isinstance(closed, Closed)
+
+
+async def test_a_lane_with_a_shorter_context_says_both_numbers_and_what_to_do() -> None:
+    model = replace(MODEL, max_context=8192)
+    async with other_cluster() as other:
+        lane = RemoteLane(f"127.0.0.1:{other.port}", Caller("us"), model, 4)
+        try:
+            assert await lane.ask() is None
+        finally:
+            await lane.close()
+    assert lane.state == "serves a shorter context"
+    assert lane.reason == "4096 tokens there, 8192 here: set max_context: 4096 here"

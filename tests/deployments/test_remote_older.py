@@ -113,10 +113,10 @@ async def test_a_lane_is_asked_anew_what_it_knows_once_another_server_answers() 
             return pb.GetStatsResponse(room=3, cluster=self.cluster)
 
     lane = RemoteLane("there:1", Caller("us"), MODEL, 4, Client)  # type: ignore[arg-type]
-    await lane._ask()
+    await lane.ask()
     assert lane._lacks == frozenset()
     Client.cluster, Client.knows = "", []  # as after a return to an older version
-    await lane._ask()
+    await lane.ask()
     assert lane._lacks == known_fields() - fields_before_lists()
 
 
