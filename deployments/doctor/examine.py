@@ -36,7 +36,7 @@ def examine(
     home = Path.home() if environment.get("HOME") else None
     yield token.check_token(environment, home)
     found = ports.listeners()
-    yield ports.check_listeners(found, token.is_token_mode(environment, home))
+    yield ports.check_listeners(found)
     yield from ports.check_wanted(settings, found)
     findings = list(models.check_files(settings))
     yield from findings

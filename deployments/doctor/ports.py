@@ -2,13 +2,14 @@
 
 import ipaddress
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 import psutil
 
 from deployments.doctor.finding import Finding, error, ok, warning
+from deployments.doctor.token import asks_for_token
 from deployments.keys import keys_of
 from deployments.listening import bind_fault, everywhere, host_port
 from deployments.settings import Settings
@@ -26,6 +27,7 @@ _RAY_PATHS = (
 
 
 _PROXY = "ray::ProxyActor"  # Ray's name for the process that holds Serve's ports
+_SERVERS = ("gcs_server", "raylet")  # they ask for the token; others of a node are started as these are
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +95,42 @@ def _short(command: Sequence[str]) -> str:
     return os.path.basename((paths or list(command[:1]))[-1]).strip()
 
 
-def check_listeners(found: Sequence[Listener], has_token: bool) -> Finding:
-    """List them all; say which ones others reach without a token."""
+def check_listeners(
+    found: Sequence[Listener], asks: Callable[[int], bool | None] = asks_for_token
+) -> Finding:
+    """List them all; say which ones others reach without a token. ``asks`` tells of a server by its pid."""
     facts = {"listeners": [asdict(listener) for listener in found]}
     if not found:
         return ok("ports", "nothing of ours and nothing of Ray's listens here", **facts)
     lines = [f"{len(found)} listening", *map(str, found)]
     exposed = [listener for listener in found if listener.owner == "ray" and not listener.is_local]
-    if exposed and not has_token:
-        message = "\n".join([*lines, f"{len(exposed)} of Ray's are open to the network, without a token"])
+    answers = {f"{process} ({pid})": asks(pid) for pid, process in _servers(exposed) or _servers(found)}
+    fault = _openness(answers) if exposed else None
+    if fault is None:
+        return ok("ports", "\n".join(lines), **facts)
+    words, remedy = fault
+    lines.append(f"{len(exposed)} of Ray's are open to the network; {words}")
+    return warning("ports", "\n".join(lines), remedy, **facts)
+
+
+def _openness(answers: Mapping[str, bool | None]) -> tuple[str, str] | None:
+    """What is wrong with servers that others reach, and the remedy."""
+    if without := [name for name, answer in answers.items() if answer is False]:
         remedy = (
             "export RAY_AUTH_MODE=token and start Ray again, or give ray start --node-ip-address=127.0.0.1"
         )
-        return warning("ports", message, remedy, **facts)
-    return ok("ports", "\n".join(lines), **facts)
+        return f"these ask for no token: {', '.join(without)}", remedy
+    hidden = [name for name, answer in answers.items() if answer is None]
+    if hidden or not answers:
+        unseen = ", ".join(hidden) or "another user's processes"
+        remedy = "run the doctor as the user who started Ray, and see that RAY_AUTH_MODE=token was set there"
+        return f"whether with a token cannot be seen: {unseen}", remedy
+    return None
+
+
+def _servers(found: Iterable[Listener]) -> list[tuple[int, str]]:
+    """Each once, though it has many ports."""
+    return sorted({(listener.pid, listener.process) for listener in found if listener.process in _SERVERS})
 
 
 def check_wanted(settings: Settings, found: Iterable[Listener]) -> Iterator[Finding]:

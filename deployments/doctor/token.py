@@ -1,16 +1,24 @@
-"""Ray's token authentication, as this shell would use it."""
+"""Ray's token authentication, as this shell would use it, and as a running process does."""
 
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 from deployments.doctor.finding import Finding, error, ok, warning
 
 
-def is_token_mode(environment: Mapping[str, str], home: Path | None) -> bool:
-    """Whether a cluster started from here asks for a token."""
-    mode = environment.get("RAY_AUTH_MODE")
-    return mode == "token" if mode is not None else token_source(environment, home) is not None
+def asks_for_token(pid: int) -> bool | None:
+    """Whether a running server of Ray asks for a token; None: this user may not look.
+
+    Its own environment tells: what this shell says now is no part of it, and ``ray start`` sets the mode
+    where it finds a token.
+    """
+    try:
+        return psutil.Process(pid).environ().get("RAY_AUTH_MODE", "").lower() == "token"
+    except (psutil.Error, OSError):
+        return None
 
 
 def token_source(environment: Mapping[str, str], home: Path | None) -> str | None:

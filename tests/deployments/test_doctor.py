@@ -153,16 +153,45 @@ def test_every_listening_port_of_ray_is_found(listening_process: tuple[int, int]
     assert (mine.port, mine.owner, mine.process, mine.is_local) == (port, "ray", "agent.py", True)
 
 
-def test_an_open_port_of_ray_without_a_token_is_a_warning() -> None:
-    found = [
-        ports.Listener("0.0.0.0", 6379, 7, "gcs_server", "ray"),
-        ports.Listener("127.0.0.1", 8000, 8, "ray::ProxyActor", "ray"),
-    ]
-    finding = ports.check_listeners(found, has_token=False)
-    assert finding.level == "warning"
-    assert all(str(listener) in finding.message for listener in found)
-    assert ports.check_listeners(found, has_token=True).level == "ok"
-    assert ports.check_listeners(found[1:], has_token=False).level == "ok"
+@pytest.fixture
+def servers() -> Iterator[dict[str, int]]:
+    """Processes that were started in each mode; gives their pids."""
+    with contextlib.ExitStack() as stack:
+        found: dict[str, int] = {}
+        for mode in ("token", "disabled", ""):
+            environment = {"RAY_AUTH_MODE": mode} if mode else {}
+            process = subprocess.Popen(["sleep", "600"], env=environment)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            found[mode] = process.pid
+        yield found
+
+
+def listening(pid: int, address: str = "0.0.0.0", process: str = "gcs_server") -> ports.Listener:
+    return ports.Listener(address, 6379, pid, process, "ray")
+
+
+def test_a_cluster_is_open_by_its_own_mode_whatever_this_shell_says(
+    servers: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    proxy = ports.Listener("127.0.0.1", 8000, 8, "ray::ProxyActor", "ray")
+    for mode, level in (("token", "ok"), ("disabled", "warning"), ("", "warning")):
+        found = [listening(servers[mode]), proxy]
+        finding = ports.check_listeners(found)
+        assert finding.level == level, mode
+        assert all(str(listener) in finding.message for listener in found)
+    assert f"ask for no token: gcs_server ({servers['']})" in finding.message
+    assert ports.check_listeners([listening(servers[""], "127.0.0.1")]).level == "ok"
+    beside = [listening(servers["token"]), listening(servers[""], "127.0.0.1")]
+    assert ports.check_listeners(beside).level == "ok"
+
+
+def test_a_cluster_whose_mode_cannot_be_seen_is_a_warning_that_says_so() -> None:
+    finding = ports.check_listeners([listening(7, process="raylet")], asks=lambda pid: None)
+    assert (finding.level, "cannot be seen: raylet (7)" in finding.message) == ("warning", True)
+    assert "as the user who started Ray" in finding.remedy
+    assert token.asks_for_token(2**22 + 1) is None  # there is no such process
 
 
 def test_a_port_that_another_process_holds_is_an_error() -> None:
