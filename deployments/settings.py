@@ -189,6 +189,17 @@ class Settings(_Strict):
         return self.window_max_age_s + self.request_timeout_s + 10.0
 
     @property
+    def places(self) -> Mapping[str, Place]:
+        """Where each deployment runs, of those that there are."""
+        places = self.placement
+        found = {"Router": places.router}
+        if self.local_lanes:
+            found["Target"] = places.target
+            if self.drafter is not None:
+                found["Drafter"] = places.drafter
+        return found
+
+    @property
     def wanted_prefix_bytes(self) -> int | None:
         """Room for saved states as asked for; None leaves it to the machine.
 

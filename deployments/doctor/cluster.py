@@ -89,8 +89,7 @@ def _differences(told: Mapping[str, Versions]) -> Iterator[tuple[bool, str]]:
 def check_placement(settings: Settings, offered: Mapping[str, Any]) -> Iterator[Finding]:
     """The cluster's resources hold all replicas at once."""
     asked: dict[str, float] = defaultdict(float)
-    places = settings.placement
-    for place in (places.router, places.target, *([places.drafter] if settings.drafter is not None else [])):
+    for place in settings.places.values():
         for name, amount in {"CPU": place.num_cpus, **place.resources}.items():
             asked[name] += amount * place.replicas
     for name, amount in asked.items():

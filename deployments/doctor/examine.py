@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deployments.doctor import cluster, device, models, ports, software, token, trial
+from deployments.doctor import cluster, device, models, ports, remote, software, token, trial
 from deployments.doctor.finding import Finding, error
 from deployments.pairing import resolve_pair
 from deployments.settings import Settings
@@ -38,11 +38,13 @@ def examine(
     found = ports.listeners()
     yield ports.check_listeners(found)
     yield from ports.check_wanted(settings, found)
-    findings = list(models.check_files(settings))
-    yield from findings
-    can_load = backend.level == "ok" and all(finding.level != "error" for finding in findings)
-    if can_load:
-        yield from _computing(settings, options)
+    if settings.local_lanes:
+        findings = list(models.check_files(settings))
+        yield from findings
+        if backend.level == "ok" and all(finding.level != "error" for finding in findings):
+            yield from _computing(settings, options)
+    if settings.remote_lanes:
+        yield from remote.check_lanes(settings)
     if settings.address is not None:
         yield from _cluster(settings, settings.address)
 

@@ -1,5 +1,6 @@
 """The doctor: each finding has a level and a remedy, the exit code follows the worst, nothing is hidden."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -17,7 +18,7 @@ from dflash_core import blas  # before MLX
 
 # isort: split
 from deployments import cli
-from deployments.doctor import cluster, models, ports, software, token, trial
+from deployments.doctor import DoctorOptions, cluster, examine, models, ports, remote, software, token, trial
 from deployments.doctor.chats import EXPECTED_WALK
 from deployments.doctor.finding import Finding, Report, error, ok, warning
 from deployments.memory import Limit, Pair, read_pair
@@ -25,6 +26,7 @@ from deployments.settings import Place, Placement, Settings
 from dflash_core.checkpoints import read_drafter_spec
 from dflash_core.pair import DRAFTER, TARGET
 from dflash_core.workload import Totals
+from tests.deployments.other_cluster import other_cluster
 
 AGREED = {"dflash-serve": "0.1.0", "python": "3.11.7", "ray": "2.60.0", "mlx": "0.32.4", "platform": "linux"}
 
@@ -435,3 +437,48 @@ def test_several_backends_are_found_although_mlx_cannot_be_imported(broken_mlx: 
     assert (run.returncode, findings["backend"]["level"]) == (1, "error")
     assert "mlx-cpu 0.32.4, mlx-cuda-13 0.32.4" in findings["backend"]["message"]
     assert "device" not in findings  # nobody imports what may be either of them
+
+
+def elsewhere(*addresses: str, **changed: object) -> Settings:
+    """A router and nothing else."""
+    return Settings.model_validate({"local_lanes": False, "remote_lanes": addresses, **changed})
+
+
+def test_a_router_without_lanes_of_its_own_asks_for_a_routers_place_alone() -> None:
+    (finding,) = cluster.check_placement(elsewhere("there:1"), {"CPU": 0.5})
+    assert (finding.level, finding.message) == ("ok", "CPU 0.5")
+    assert levels(cluster.check_placement(Settings(), {"CPU": 0.5})) == ["error"]
+
+
+def test_it_is_not_asked_for_weights_memory_or_a_trial() -> None:
+    findings = list(examine(elsewhere("127.0.0.1:1"), DoctorOptions(), {}))
+    checks = [finding.check for finding in findings]
+    assert not {"chat", "pair", "device", "memory", "acceptance"} & set(checks)
+    assert checks[-1] == "remote_lanes"
+    assert (findings[-1].level, "127.0.0.1:1: away" in findings[-1].message) == ("error", True)
+
+
+async def lane_findings(settings: Settings) -> list[Finding]:
+    return await asyncio.to_thread(lambda: list(remote.check_lanes(settings)))
+
+
+async def test_remote_lanes_are_asked_for_health_key_and_model() -> None:
+    names = ("dflash-embedded",)
+    async with other_cluster(names=names, keys=("right",)) as there, other_cluster(names=("x",)) as another:
+        addresses = [f"127.0.0.1:{other.port}" for other in (there, another)]
+        found = await lane_findings(elsewhere(*addresses, max_context=2048, remote_key="right"))
+        assert [finding.facts["state"] for finding in found] == ["ok", "another model"]
+        assert [finding.level for finding in found] == ["ok", "warning"]  # rows have a lane
+        assert found[0].message.endswith("ok, room for 16 rows")
+        (locked,) = await lane_findings(elsewhere(addresses[0], max_context=2048, remote_key="wrong"))
+        assert (locked.level, "remote_key_file" in locked.remedy) == ("error", True)
+        assert "wrong" not in locked.message + locked.remedy
+        (short,) = await lane_findings(elsewhere(addresses[0], remote_key="right"))
+        assert "4096 tokens there" in short.message
+        (beside,) = await lane_findings(elsewhere(addresses[0], local_lanes=True))
+        assert beside.level == "warning"
+
+
+async def test_a_router_that_could_not_start_is_an_error(tmp_path: Path) -> None:
+    (finding,) = await lane_findings(elsewhere("there:1", remote_key_file=tmp_path / "none"))
+    assert (finding.level, str(tmp_path / "none") in finding.message) == ("error", True)
