@@ -11,6 +11,7 @@
 # make venv       make the environment alone                      (BACKEND=cuda13 makes the CUDA one)
 # make clean      remove environments and build products
 
+# macOS ships make 3.81, which passes over the second line: no recipe relies on it, failures are joined by &&.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -58,8 +59,8 @@ EXTRAS_fuzz := --extra test --group fuzz
 
 $(VENV)/.run $(VENV)/.test $(VENV)/.dev $(VENV)/.fuzz: pyproject.toml uv.lock | system
 	$(call need-python)
-	@mkdir -p build; [ "$(UV)" = uv ] || [ -x build/uv/bin/uv ] || \
-		{ "$(PYTHON)" -m venv build/uv && build/uv/bin/python -m pip install --quiet uv; }
+	@mkdir -p build && { [ "$(UV)" = uv ] || [ -x build/uv/bin/uv ] || \
+		{ "$(PYTHON)" -m venv build/uv && build/uv/bin/python -m pip install --quiet uv; }; }
 	@$(call install,$(patsubst .%,%,$(@F)))
 	@touch $@
 
@@ -74,11 +75,11 @@ define install
 pip_has_index=$$("$(PYTHON)" -m pip config list 2>/dev/null | grep -cE "^(global|install|:env:)\.index-url=" || true); \
 if [ "$$pip_has_index" = 0 ] && UV_PROJECT_ENVIRONMENT=$(VENV) $(UV) sync --frozen --inexact --compile-bytecode --python "$(PYTHON)" \
 	$(EXTRAS_$(1)) $(SYNC_BACKEND); then :; else \
-	echo "make: installing the locked versions with pip"; \
+	echo "make: installing the locked versions with pip" && \
 	$(UV) export --quiet --frozen --no-hashes --no-annotate --no-emit-project \
-		$(EXTRAS_$(1)) $(EXPORT_BACKEND) -o build/requirements-$(1).txt; \
-	[ -x $(BIN)/pip ] || "$(PYTHON)" -m venv --clear $(VENV); \
-	$(BIN)/python -m pip install --no-deps -r build/requirements-$(1).txt; \
+		$(EXTRAS_$(1)) $(EXPORT_BACKEND) -o build/requirements-$(1).txt && \
+	{ [ -x $(BIN)/pip ] || "$(PYTHON)" -m venv --clear $(VENV); } && \
+	$(BIN)/python -m pip install --no-deps -r build/requirements-$(1).txt && \
 	$(BIN)/python -m pip install --no-deps --editable .; \
 fi
 endef
