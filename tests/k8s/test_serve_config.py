@@ -1,6 +1,5 @@
 """The Serve configurations: Ray's own schema, no key that it would ignore, settings of ours, room to run."""
 
-import importlib.util
 import json
 import shlex
 import types
@@ -8,10 +7,12 @@ import typing
 from typing import Any
 
 import pytest
+import typer
 from pydantic import BaseModel
 from ray.serve.schema import ServeDeploySchema
 
 from deployments import proxy
+from deployments.jobs import batch
 from deployments.rpc.options import grpc_options
 from deployments.settings import Settings, load_settings
 from tests.k8s.manifests import SERVED, of_kind, pod_templates, ray_service, serve_config
@@ -123,8 +124,22 @@ def test_blas_threads_of_the_batch_are_its_nodes_cpus() -> None:
     assert group["rayStartParams"]["num-cpus"] == container["resources"]["limits"]["cpu"]
 
 
-def test_the_batch_job_calls_a_module_that_is_there() -> None:
+def test_the_batch_job_says_what_its_own_parser_takes() -> None:
     (job,) = of_kind("batch", "RayJob")
-    words = shlex.split(job["spec"]["entrypoint"])
-    assert words[:2] == ["python", "-m"]
-    assert importlib.util.find_spec(words[2]) is not None
+    python, flag, module, *words = shlex.split(job["spec"]["entrypoint"])
+    assert (python, flag, module) == ("python", "-m", batch.__name__)
+    given = batch_parser().make_context("batch", words).params  # an unknown flag or a bad value raises
+    assert (given["standalone"], given["url"]) == (True, None)
+    (container,) = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+    for path in (given["input_"], given["output"]):
+        assert any(path.startswith(f"{mount}/") for mount in mounts)
+    with pytest.raises(Exception, match="No such option"):  # typer brings a click of its own
+        batch_parser().make_context("batch", [*words, "--in-fligth", "4"])
+
+
+def batch_parser() -> Any:
+    """As ``python -m deployments.jobs.batch`` makes it."""
+    app = typer.Typer()
+    app.command()(batch.main)
+    return typer.main.get_command(app)
