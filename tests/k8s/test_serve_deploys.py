@@ -1,9 +1,13 @@
-"""The very text of ``serveConfigV2`` starts: sent to Ray over REST, with a token, as the operator does."""
+"""The very text of ``serveConfigV2`` starts: sent to Ray over REST, with a token, as the operator does, and
+from a file by ``serve run``.
+"""
 
+import functools
 import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -41,12 +45,14 @@ class Head:
     token: str
     environment: dict[str, str]
 
-    def ask(self, port: int, path: str, body: bytes | None = None, *, key: str | None = None) -> Any:
-        """Send a request; GET, or PUT with a body. Raises HTTPError."""
+    def ask(
+        self, port: int, path: str, body: bytes | None = None, *, key: str | None = None, method: str = ""
+    ) -> Any:
+        """Send a request; GET, or PUT with a body, unless ``method`` is another. Raises HTTPError."""
         headers = {"content-type": "application/json"}
         if key is not None:
             headers["authorization"] = f"Bearer {key}"
-        method = "GET" if body is None else "PUT"
+        method = method or ("GET" if body is None else "PUT")
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}{path}", data=body, headers=headers, method=method
         )
@@ -61,6 +67,7 @@ class Served(NamedTuple):
     port: int
     grpc_port: int
     key: str
+    folder: Path  # what a pod mounts
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +137,7 @@ def served(head: Head, tmp_path_factory: pytest.TempPathFactory) -> Served:
         return application["status"] == "RUNNING"
 
     wait_for(is_running, READY_S)
-    return Served(head, port, grpc_port, key)
+    return Served(head, port, grpc_port, key, folder)
 
 
 def as_on_this_machine(text: str, folder: Path, grpc_port: int) -> str:
@@ -150,41 +157,45 @@ def as_on_this_machine(text: str, folder: Path, grpc_port: int) -> str:
 
 @pytest.mark.timeout(420)
 def test_the_text_of_the_configuration_starts_and_answers_with_a_key(served: Served) -> None:
-    head, port, _, key = served
+    head, port, _, key, _ = served
     _, body = head.ask(port, "/v1/models", key=key)
     assert json.loads(body)["data"][0]["id"] == "dflash-embedded"
+    assert "Paris" in answer_of(served)
+
+
+def answer_of(served: Served) -> str:
+    """What it says to a question over HTTP."""
     message = {"role": "user", "content": "What is the capital of France?"}
     ask = json.dumps({"model": "demo", "messages": [message], "temperature": 0}).encode()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/chat/completions",
-        data=ask,
-        headers={"content-type": "application/json", "authorization": f"Bearer {key}"},
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        assert "Paris" in json.loads(answer.read())["choices"][0]["message"]["content"]
+    _, body = served.head.ask(served.port, "/v1/chat/completions", ask, key=served.key, method="POST")
+    return json.loads(body)["choices"][0]["message"]["content"]
+
+
+def health_of(served: Served) -> Any:
+    """What it says of itself over gRPC."""
+    with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
+        stub: Any = HealthStub(channel)  # its methods are made when it is
+        return stub.Check(HealthCheckRequest(), timeout=30).status
 
 
 def test_the_grpc_port_answers_too(served: Served) -> None:
-    with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
-        stub: Any = HealthStub(channel)  # its methods are made when it is
-        answer = stub.Check(HealthCheckRequest(), timeout=30)
-    assert answer.status == HealthCheckResponse.SERVING
+    assert health_of(served) == HealthCheckResponse.SERVING
 
 
 def test_without_a_key_nobody_is_answered(served: Served) -> None:
-    head, port, _, _ = served
+    head, port, *_ = served
     with pytest.raises(urllib.error.HTTPError, match="401"):
         head.ask(port, "/v1/models")
 
 
 def test_without_the_token_nobody_deploys(served: Served) -> None:
-    head, _, _, _ = served
+    head = served.head
     with pytest.raises(urllib.error.HTTPError, match="401"):
         head.ask(head.dashboard, "/api/serve/applications/", b"{}")
 
 
 def test_the_probes_addresses_answer_without_token_and_key(served: Served) -> None:
-    head, port, _, _ = served
+    head, port, *_ = served
     ours = {8265: head.dashboard, 52365: head.agent, 8000: port}
     asked = set()
     for template in pod_templates("base").values():
@@ -200,13 +211,13 @@ def test_the_probes_addresses_answer_without_token_and_key(served: Served) -> No
 
 
 def test_what_the_service_monitor_scrapes_is_prometheus_text(served: Served) -> None:
-    head, port, _, key = served
+    head, port, _, key, _ = served
     _, body = head.ask(port, "/metrics", key=key)
     assert b"vllm:spec_decode_num_accepted_tokens_total" in body
 
 
 def test_the_doctor_joins_with_the_token_and_finds_the_nodes_well(served: Served) -> None:
-    head, port, _, _ = served
+    head, port, *_ = served
     command = ["dflash-serve", "doctor", "--no-trial", "--json", "--address", f"127.0.0.1:{head.gcs}"]
     run = subprocess.run(
         command, env=head.environment, capture_output=True, text=True, timeout=120, check=False
@@ -226,3 +237,43 @@ def test_the_doctor_joins_with_the_token_and_finds_the_nodes_well(served: Served
     assert refused.returncode == 1
     faults = [f["check"] for f in json.loads(refused.stdout)["findings"] if f["level"] == "error"]
     assert "cluster" in faults
+
+
+@pytest.mark.timeout(420)
+def test_serve_run_starts_the_same_text_from_a_file_until_it_is_interrupted(
+    served: Served, tmp_path: Path
+) -> None:
+    """The last one here: Serve's ports are those of whoever started it, so what is served goes first."""
+    head = served.head
+    head.ask(head.dashboard, "/api/serve/applications/", key=head.token, method="DELETE")
+    file = tmp_path / "serve.yaml"
+    grpc_port = free_port()
+    text = as_on_this_machine(ray_service("base")["spec"]["serveConfigV2"], served.folder, grpc_port)
+    file.write_text(text)
+    ours = served._replace(port=yaml.safe_load(text)["http_options"]["port"], grpc_port=grpc_port)
+    command = ["serve", "run", str(file), f"--address=127.0.0.1:{head.gcs}"]
+    # A shell that started pytest behind "&" would have made it deaf to SIGINT, and all its children.
+    listen = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with (
+        (tmp_path / "run.log").open("wb") as log,
+        subprocess.Popen(
+            command, env=head.environment, stdout=log, stderr=subprocess.STDOUT, preexec_fn=listen
+        ) as process,
+    ):
+        try:
+            wait_for(lambda: process.poll() is not None or is_ready(ours), READY_S)
+            assert process.poll() is None, (tmp_path / "run.log").read_text()
+            assert "Paris" in answer_of(ours)
+            assert health_of(ours) == HealthCheckResponse.SERVING
+            process.send_signal(signal.SIGINT)
+            assert process.wait(READY_S) == 0
+        finally:
+            process.kill()
+    with pytest.raises(OSError, match="refused"):
+        head.ask(ours.port, "/v1/models", key=ours.key)
+
+
+def is_ready(served: Served) -> bool:
+    """Whether a target answers."""
+    _, body = served.head.ask(served.port, "/health")
+    return json.loads(body)["status"] == "ok"
