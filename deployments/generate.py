@@ -134,7 +134,9 @@ def _open_window(target_path: Path, drafter_path: Path | None, options: Generate
         return Window(WINDOW, target, NoDrafter(), policy)
     drafter, drafter_spec = build_drafter(target_path, drafter_path)
     if options.width is None:
-        here = Circumstances(spec.fingerprint, drafter_spec.fingerprint, max_rows=1)
+        here = Circumstances(
+            spec.fingerprint, drafter_spec.fingerprint, max_rows=1, is_packed=target.network.is_packed
+        )
         costs = width_costs(target, drafter, here, options.cache_dir, budget_s=MEASURING_S)
         width = AutoWidth(costs, Acceptance(drafter.block_size))
     else:

@@ -28,6 +28,7 @@ class Circumstances:
     max_rows: int
     transport: str = "none"  # between target and drafter; none: one process
     threads: int | None = None  # of the BLAS, where the settings give them
+    is_packed: bool = False  # whether products unpack the target's weights
 
     @property
     def key(self) -> str:

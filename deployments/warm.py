@@ -117,7 +117,13 @@ def warm_drafter(sessions: Sessions, spec: DrafterSpec, dtype: str, max_rows: in
 
 def findings_of(settings: Settings, target: Target, fingerprint: str, widest: int) -> Findings:
     """What the probe says of every shape that rounds may use."""
-    where = Circumstances(fingerprint, drafter="", max_rows=0, threads=settings.blas_threads)
+    where = Circumstances(
+        fingerprint,
+        drafter="",
+        max_rows=0,
+        threads=settings.blas_threads,
+        is_packed=target.network.is_packed,
+    )
     shapes = shapes_to_probe(settings.max_rows, widest)
     # Where bits decide what is played, a verdict is today's: BLAS threads or an upgrade may have changed.
     cache_dir = None if settings.strict else settings.cache_dir
@@ -146,6 +152,7 @@ def measured_costs(
             settings.max_rows,
             settings.transport,
             settings.blas_threads,
+            target.network.is_packed,
         )
         with drafter.patience.waived(DRAFTER_WAIT_S):  # a compile is no failure
             costs = width_costs(

@@ -35,21 +35,27 @@ class LoadedLane:
     drafter_spec: DrafterSpec
 
 
-def load_lane(target_path: Path, drafter_path: Path, *, dtype: mx.Dtype | None = None) -> LoadedLane:
-    """Load both parts into this process. ``dtype`` None: as stored, float32 on CPU.
+def load_lane(
+    target_path: Path, drafter_path: Path, *, dtype: mx.Dtype | None = None, packed: bool | None = None
+) -> LoadedLane:
+    """Load both parts into this process. ``dtype`` and ``packed`` as ``load_target`` takes them.
 
     Raises CheckpointError.
     """
-    target, target_spec = build_target(target_path, drafter_path, dtype=dtype)
-    drafter, drafter_spec = build_drafter(target_path, drafter_path, dtype=dtype)
+    target, target_spec = build_target(target_path, drafter_path, dtype=dtype, packed=packed)
+    drafter, drafter_spec = build_drafter(target_path, drafter_path, dtype=dtype, packed=packed)
     return LoadedLane(target, drafter, target_spec, drafter_spec)
 
 
 def build_target(
-    target_path: Path, drafter_path: Path | None, *, dtype: mx.Dtype | None = None
+    target_path: Path,
+    drafter_path: Path | None,
+    *,
+    dtype: mx.Dtype | None = None,
+    packed: bool | None = None,
 ) -> tuple[Target, TargetSpec]:
     """The target with the feature projection of its drafter; without one it taps nothing."""
-    loaded = load_target(target_path, dtype=dtype)
+    loaded = load_target(target_path, dtype=dtype, packed=packed)
     spec = loaded.spec
     target = Target(
         TargetNetwork(loaded.model.language_model, ()),
@@ -82,11 +88,11 @@ def feed_drafter(target: Target, spec: TargetSpec, drafter_path: Path) -> Target
 
 
 def build_drafter(
-    target_path: Path, drafter_path: Path, *, dtype: mx.Dtype | None = None
+    target_path: Path, drafter_path: Path, *, dtype: mx.Dtype | None = None, packed: bool | None = None
 ) -> tuple[LocalDrafter, DrafterSpec]:
     """The drafter alone; of the target it reads only embedding and head."""
     spec = read_drafter_spec(drafter_path, read_target_spec(target_path))
-    shared = load_embedding_and_head(target_path, dtype=dtype)
+    shared = load_embedding_and_head(target_path, dtype=dtype, packed=packed)
     weights = load_drafter_weights(drafter_path, spec, shared.dtype)
     network = DrafterNetwork(drafter_shape(spec), weights, shared.embed, shared.logits)
     return LocalDrafter(

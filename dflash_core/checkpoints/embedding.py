@@ -1,12 +1,13 @@
 """The part of a target that a drafter borrows: embedding and head, nothing else read from disk."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dflash_core.checkpoints.arrays import load_arrays
 from dflash_core.checkpoints.dtypes import activation_dtype
 from dflash_core.checkpoints.packed import check_packed
+from dflash_core.checkpoints.packing import stays_packed, unpack
 from dflash_core.checkpoints.target_config import read_target_files
 from dflash_core.checkpoints.target_spec import TargetSpec
 from dflash_core.checkpoints.target_tensors import EMBEDDING, HEAD, text_name, text_tensors
@@ -20,7 +21,7 @@ _PARTS: Final = ("weight", "scales", "biases")
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingAndHead:
-    """A target's embedding and head, quantised as there."""
+    """A target's embedding and head."""
 
     embedding: Any  # nn.Embedding or nn.QuantizedEmbedding: ids [B, K] -> [B, K, D]
     head: Any  # nn.Linear or nn.QuantizedLinear; None: tied to the embedding
@@ -36,8 +37,10 @@ class EmbeddingAndHead:
         return self.embedding.as_linear(hidden) if self.head is None else self.head(hidden)
 
 
-def load_embedding_and_head(path: Path, *, dtype: "mx.Dtype | None" = None) -> EmbeddingAndHead:
-    """Load embedding and head of a target checkpoint; the dtype rule is ``load_target``'s.
+def load_embedding_and_head(
+    path: Path, *, dtype: "mx.Dtype | None" = None, packed: bool | None = None
+) -> EmbeddingAndHead:
+    """Load embedding and head of a target checkpoint; the rules of dtype and packing are ``load_target``'s.
 
     Raises:
         CheckpointError: what ``read_target_spec`` refuses.
@@ -47,7 +50,19 @@ def load_embedding_and_head(path: Path, *, dtype: "mx.Dtype | None" = None) -> E
     chosen = activation_dtype(spec.dtype, dtype, is_quantized=spec.quantization is not None)
     embedding = _load_module(files, EMBEDDING, spec, chosen)
     head = None if spec.tie_word_embeddings else _load_module(files, HEAD, spec, chosen)
-    return EmbeddingAndHead(embedding, head, spec, chosen)
+    loaded = EmbeddingAndHead(embedding, head, spec, chosen)
+    if packed is None:
+        packed = stays_packed(spec, text_tensors(files.tensors))
+    return loaded if packed else _unpacked(loaded)
+
+
+def _unpacked(loaded: EmbeddingAndHead) -> EmbeddingAndHead:
+    import mlx.nn as nn
+
+    both = nn.Module()
+    both.embedding, both.head = loaded.embedding, loaded.head
+    unpack(both)
+    return replace(loaded, embedding=both.embedding, head=both.head)
 
 
 def _load_module(files: WeightFiles, base: str, spec: TargetSpec, dtype: "mx.Dtype") -> Any:

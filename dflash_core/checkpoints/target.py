@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 from dflash_core.checkpoints.dtypes import activation_dtype
 from dflash_core.checkpoints.fields import Fields
 from dflash_core.checkpoints.json_file import read_config
-from dflash_core.checkpoints.target_config import read_target_spec, text_section
+from dflash_core.checkpoints.packing import stays_packed, unpack
+from dflash_core.checkpoints.target_config import read_target_files, text_section
 from dflash_core.checkpoints.target_spec import TargetSpec
+from dflash_core.checkpoints.target_tensors import text_tensors
 from dflash_core.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -24,24 +26,28 @@ class LoadedTarget:
 
     model: Any  # nn.Module, whose attributes have no types
     spec: TargetSpec
-    dtype: "mx.Dtype"  # of weights (scales, if quantised) and activations
+    dtype: "mx.Dtype"  # of weights (scales, if packed) and activations
 
 
-def load_target(path: Path, *, dtype: "mx.Dtype | None" = None) -> LoadedTarget:
+def load_target(path: Path, *, dtype: "mx.Dtype | None" = None, packed: bool | None = None) -> LoadedTarget:
     """Load a dense Qwen3.5 target, full precision or affinely quantised.
 
-    Packed weights stay packed. Without ``dtype`` the stored one is kept on a GPU and float32 is taken on the
-    CPU; ``A_log`` is float32 always (float64 in a float64 model).
+    Packed weights stay packed if ``packed``; None: by ``stays_packed``. Without ``dtype`` the stored one is
+    kept on a GPU and float32 is taken on the CPU; ``A_log`` is float32 always (float64 in a float64 model).
 
     Raises:
         CheckpointError: what ``read_target_spec`` refuses, a model that cannot be built from it, or a value
             that is not finite in the chosen dtype.
         ValueError: a dtype that cannot run here.
     """
-    spec = read_target_spec(path)
+    spec, files = read_target_files(path)
     chosen = activation_dtype(spec.dtype, dtype, is_quantized=spec.quantization is not None)
     model = _build(path, spec)
     _cast(model, chosen, path)
+    if packed is None:
+        packed = stays_packed(spec, text_tensors(files.tensors))
+    if not packed:
+        unpack(model)
     return LoadedTarget(model, spec, chosen)
 
 

@@ -182,6 +182,7 @@ class TargetNetwork:
         self._head = None if language_model.args.tie_word_embeddings else language_model.lm_head
         self.layers = [DecoderLayer(layer) for layer in inner.layers]
         self.taps = taps
+        self.is_packed = any(hasattr(layer, "scales") for layer in language_model.modules())
 
     def logits(self, hidden: mx.array) -> mx.array:
         """[.., D] after the final norm to [.., V]."""

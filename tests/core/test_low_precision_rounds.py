@@ -39,7 +39,7 @@ def _eager() -> Iterator[None]:
 
 @cache
 def lane(kind: Kind) -> LoadedLane:
-    return make_lane(mx.bfloat16) if kind == "bfloat16" else make_lane(mx.float32, quantize=4)
+    return make_lane(mx.bfloat16) if kind == "bfloat16" else make_lane(mx.float32, quantize=4, packed=True)
 
 
 def ragged(name: str, length: int) -> int:

@@ -11,10 +11,19 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from dflash_core.checkpoints import LoadedTarget, load_embedding_and_head, load_target, read_target_spec
+from dflash_core.checkpoints import (
+    LoadedTarget,
+    load_embedding_and_head,
+    load_target,
+    packing,
+    read_target_spec,
+)
 from dflash_core.checkpoints import target as loading
 from dflash_core.checkpoints.dtypes import activation_dtype
+from dflash_core.checkpoints.packing import unpacked_bytes
+from dflash_core.checkpoints.target_config import read_target_files
 from dflash_core.checkpoints.target_spec import Quantization
+from dflash_core.checkpoints.target_tensors import text_tensors
 from dflash_core.errors import CheckpointError
 from dflash_core.pair import TARGET
 from tests.core.tiny_checkpoints import Weights, edit_config, edit_weights, read_weights, write_target
@@ -179,12 +188,31 @@ def test_on_a_gpu_the_stored_dtype_is_kept(monkeypatch: pytest.MonkeyPatch):
 def test_a_quantised_target_keeps_packed_weights_and_runs_in_float32(
     tmp_path: Path, bits: int, group_size: int
 ):
-    target = load_target(write_target(tmp_path / "packed", quantize=bits, group_size=group_size))
+    path = write_target(tmp_path / "packed", quantize=bits, group_size=group_size)
+    target = load_target(path, packed=True)
     assert target.spec.quantization == Quantization(bits, group_size)
     assert set(dtypes(target).values()) == {mx.float32, mx.uint32}
     attention = target.model.language_model.model.layers[3].self_attn
     assert (attention.q_proj.bits, attention.q_proj.group_size) == (bits, group_size)
     assert logits(target).dtype == mx.float32
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_packed_weights_are_unpacked_on_a_cpu_that_has_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
+):
+    path = write_target(tmp_path / "packed", quantize=4, tied=tied)
+    target, packed = load_target(path), load_target(path, packed=True)
+    assert set(dtypes(target).values()) == {mx.float32}
+    assert mx.abs(logits(target) - logits(packed)).max() < 1e-4
+    spec, files = read_target_files(path)
+    stored = sum(array.nbytes for _, array in tree_flatten(target.model.parameters()))
+    assert unpacked_bytes(spec, text_tensors(files.tensors)) == stored
+
+    monkeypatch.setattr(packing, "machine_bytes", lambda: stored)
+    assert mx.uint32 in dtypes(load_target(path)).values()
+    monkeypatch.setattr(packing, "machine_bytes", lambda: 2 * stored)
+    assert mx.uint32 not in dtypes(load_target(path)).values()
 
 
 def test_eight_bits_stay_close_to_full_precision(plain: Path, tmp_path: Path):
@@ -198,7 +226,7 @@ def test_tensors_of_other_bits_than_declared_are_told_by_their_shapes(tmp_path: 
     eight = read_weights(write_target(tmp_path / "eight", quantize=8))
     base = "language_model.model.layers.0.mlp.up_proj"
     edit_weights(path, lambda weights: weights.update({k: v for k, v in eight.items() if k.startswith(base)}))
-    mlp = load_target(path).model.language_model.model.layers[0].mlp
+    mlp = load_target(path, packed=True).model.language_model.model.layers[0].mlp
     assert (mlp.up_proj.bits, mlp.down_proj.bits) == (8, 4)
 
 
@@ -224,10 +252,13 @@ EMBEDDINGS: dict[str, Config] = {
 }
 
 
+@pytest.mark.parametrize("packed", [None, True])
 @pytest.mark.parametrize("arguments", EMBEDDINGS.values(), ids=EMBEDDINGS)
-def test_embedding_and_head_alone_equal_the_whole_targets(arguments: Config, tmp_path: Path):
+def test_embedding_and_head_alone_equal_the_whole_targets(
+    arguments: Config, packed: bool | None, tmp_path: Path
+):
     path = write_target(tmp_path / "target", **arguments)
-    target, borrowed = load_target(path), load_embedding_and_head(path)
+    target, borrowed = load_target(path, packed=packed), load_embedding_and_head(path, packed=packed)
     text = target.model.language_model
     assert borrowed.spec == target.spec
     assert borrowed.dtype == target.dtype

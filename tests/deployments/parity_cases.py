@@ -91,7 +91,7 @@ def lane(precision: Precision) -> LoadedLane:
     if precision == "bfloat16":
         return load_lane(TARGET, DRAFTER, dtype=mx.bfloat16)
     with tempfile.TemporaryDirectory() as folder:
-        return load_lane(quantize_target(TARGET, Path(folder)), DRAFTER)
+        return load_lane(quantize_target(TARGET, Path(folder)), DRAFTER, packed=True)
 
 
 @cache
