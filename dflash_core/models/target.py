@@ -100,6 +100,7 @@ class GatedDeltaLayer:
         self.conv_size, self.conv_dim = module.conv_kernel_size, module.conv_dim
         scales = [self.k_dim**-1.0] * self.num_k_heads + [self.k_dim**-0.5] * self.num_k_heads
         self._qk_scale = mx.array(scales, dtype=weight.dtype)[:, None]  # q also carries the readout scale
+        self._read_prompt = gated_delta.prompt_way(self.num_k_heads, self.num_v_heads, self.k_dim, self.v_dim)
         mx.eval(self._taps, self._rate, self._qk_scale)
 
     def _project(self, x: mx.array, conv: mx.array) -> tuple[RecurrenceInputs, mx.array, mx.array]:
@@ -140,7 +141,7 @@ class GatedDeltaLayer:
     ) -> tuple[mx.array, mx.array, mx.array]:
         """Output [B, T, D] and the state and conv window after each row's first ``counts`` tokens."""
         inputs, z, conv_input = self._project(x, conv)
-        y, state = gated_delta.run_prompt(*inputs, state, counts)
+        y, state = self._read_prompt(*inputs, state, counts)
         return self._finish(y, z, x.dtype), state, conv_after(conv_input, counts, self.conv_size)
 
 

@@ -11,7 +11,10 @@ so a verify writes no state: the journal (delta, k, G) gives the state after *an
 a different one for each row. (The recurrence is Yang et al., arXiv 2412.06464.)
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import mlx.core as mx
 import numpy as np
@@ -19,6 +22,10 @@ import numpy as np
 from dflash_core.ops import fastmath
 
 MAX_BLOCK = 64  # the recursion was checked to stay at 1e-7 up to here; longer runs go by chunks
+PromptWay = Callable[..., tuple[mx.array, mx.array]]
+"""(q, k, v, log_g, beta, state, counts) to outputs and state: ``run_chunks`` or ``run_kernel``."""
+
+_TIMED_TOKENS = 512
 _FORGOTTEN = -40.0  # e**-40 is nothing; a deeper decay would only cost the cumulative sum its digits
 
 
@@ -140,22 +147,32 @@ def state_after(journal: Journal, state: mx.array, counts: mx.array) -> mx.array
     return fastmath.exp(total)[..., None] * state + added
 
 
-def run_prompt(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    log_g: mx.array,
-    beta: mx.array,
-    state: mx.array,
-    counts: mx.array,
-) -> tuple[mx.array, mx.array]:
-    """Prefill by what is fastest here: MLX's kernel on Metal, the closed form elsewhere.
+@cache
+def prompt_way(num_k_heads: int, num_v_heads: int, k_dim: int, v_dim: int) -> PromptWay:
+    """What reads prompts of these heads fastest here: the closed form or, on Metal, perhaps MLX's kernel.
 
-    Off Metal MLX's operation is a loop over tokens, on CUDA too (0.32.4).
+    On Metal both are timed once, outside of any compiled region. Off Metal MLX's operation is a loop over
+    tokens, on CUDA too (0.32.4), and is not tried.
     """
     is_metal = mx.metal.is_available() and mx.default_device() == mx.gpu
-    run = run_kernel if is_metal and q.shape[-1] % 32 == 0 else run_chunks
-    return run(q, k, v, log_g, beta, state, counts)
+    if not is_metal or k_dim % 32:
+        return run_chunks
+    B, T = 1, _TIMED_TOKENS
+    q = k = mx.full((B, T, num_k_heads, k_dim), k_dim**-0.5)
+    v = mx.ones((B, T, num_v_heads, v_dim))
+    log_g, beta = mx.full((B, T, num_v_heads), -0.1), mx.full((B, T, num_v_heads), 0.5)
+    state, counts = mx.zeros((B, num_v_heads, v_dim, k_dim)), mx.array([T])
+    return min((run_kernel, run_chunks), key=lambda way: _seconds(way, q, k, v, log_g, beta, state, counts))
+
+
+def _seconds(way: PromptWay, *inputs: mx.array) -> float:
+    """The best of three, after one that compiles."""
+    seconds: list[float] = []
+    for _ in range(4):
+        began = time.perf_counter()
+        mx.eval(*way(*inputs))
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
 
 
 def run_kernel(

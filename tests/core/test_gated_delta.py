@@ -15,6 +15,7 @@ from dflash_core.ops.gated_delta import (
     Journal,
     inverse_unit_lower,
     log_decay,
+    prompt_way,
     run_block,
     run_chunks,
     run_kernel,
@@ -254,21 +255,36 @@ def test_mlxs_own_operation_says_the_same_of_ragged_prompts(kind: str) -> None:
             assert error(y[b, :n], outputs[b, :n]) < 1e-4
 
 
-def test_a_prompt_goes_by_the_kernel_on_metal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    ways: list[str] = []
-    for name in ("run_kernel", "run_chunks"):
-        monkeypatch.setattr(gated_delta, name, lambda *_, name=name: ways.append(name))
-    for is_metal, device, Dk in (
-        (True, mx.gpu, 32),
-        (True, mx.gpu, 16),
-        (True, mx.cpu, 32),
-        (False, mx.gpu, 32),
-    ):
-        monkeypatch.setattr(mx.metal, "is_available", lambda is_metal=is_metal: is_metal)
-        monkeypatch.setattr(mx, "default_device", lambda device=device: device)
-        q = np.zeros((1, 1, 1, Dk))
-        gated_delta.run_prompt(*[q] * 7)  # pyright: ignore[reportArgumentType]
-    assert ways == ["run_kernel", "run_chunks", "run_chunks", "run_chunks"]
+@pytest.mark.parametrize(
+    ("is_metal", "device", "Dk", "slow", "chosen"),
+    [
+        (True, "gpu", 32, "run_chunks", "run_kernel"),
+        (True, "gpu", 32, "run_kernel", "run_chunks"),
+        (True, "gpu", 16, "run_chunks", "run_chunks"),  # the kernel cannot
+        (True, "cpu", 32, "run_chunks", "run_chunks"),
+        (False, "gpu", 32, "run_chunks", "run_chunks"),
+    ],
+)
+def test_a_prompt_goes_by_the_faster_way_on_metal_and_by_the_closed_form_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, is_metal: bool, device: str, Dk: int, slow: str, chosen: str
+) -> None:
+    clock = [0.0]
+    ways = {name: lambda *_, name=name: _pass(clock, name == slow) for name in ("run_kernel", "run_chunks")}
+    for name, way in ways.items():
+        monkeypatch.setattr(gated_delta, name, way)
+    monkeypatch.setattr(gated_delta.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(mx.metal, "is_available", lambda: is_metal)
+    monkeypatch.setattr(mx, "default_device", lambda: getattr(mx, device))
+    prompt_way.cache_clear()
+    try:
+        assert prompt_way(2, 4, Dk, 32) is ways[chosen]
+    finally:
+        prompt_way.cache_clear()
+
+
+def _pass(clock: list[float], is_slow: bool) -> tuple[mx.array, mx.array]:
+    clock[0] += 2.0 if is_slow else 1.0
+    return mx.zeros(1), mx.zeros(1)
 
 
 @pytest.mark.parametrize("T", [1, 2, 3, 5, 13, 16, 33, 64])
