@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from deployments import memory
 from deployments.boundaries import find_opener
 from deployments.generation import ModelCard, SamplingDefaults
-from deployments.memory import Pair, read_pair, require_room, with_prefixes
+from deployments.memory import Pair, read_pair, require_room, require_shared_room, with_prefixes
+from deployments.nodes import is_one_machine
 from deployments.pairing import resolve_pair
 from deployments.settings import Settings, model_name
 from dflash_core import blas
@@ -94,7 +95,8 @@ class LocalEngine:
         limit = memory.find_limit()
         sizes = _sizes(settings, target_path, drafter_path)
         pair = with_prefixes(sizes, settings.wanted_prefix_bytes, limit)
-        require_room(pair, limit, has_drafter=False)
+        require_room(pair, limit, frozenset({memory.TARGET}))
+        _require_shared_room(pair)
         target, spec = build_target(target_path, None)
         drafter_spec = read_drafter_spec(drafter_path, spec) if drafter_path is not None else None
         block_size = 1 if drafter_spec is None or link is None else drafter_spec.block_size
@@ -158,7 +160,9 @@ class LocalEngine:
         target_path, drafter_path = resolve_pair(settings.target, settings.drafter)
         if drafter_path is None:
             raise ValueError("the settings name no drafter")
-        require_room(_sizes(settings, target_path, drafter_path), has_target=False)
+        pair = _sizes(settings, target_path, drafter_path)
+        require_room(pair, roles=frozenset({memory.DRAFTER}))
+        _require_shared_room(pair)
         drafter, spec = build_drafter(target_path, drafter_path)
         sessions = Sessions(drafter, spec.fingerprint, settings.session_ttl_s)
         width = min(settings.block_width or spec.block_size, spec.block_size)
@@ -195,6 +199,13 @@ class LocalEngine:
 def _sizes(settings: Settings, target_path: Path, drafter_path: Path | None) -> Pair:
     rows, max_context = settings.max_rows, settings.max_context
     return read_pair(target_path, drafter_path, rows=rows, max_context=max_context)
+
+
+def _require_shared_room(pair: Pair) -> None:
+    import ray
+
+    if ray.is_initialized() and is_one_machine(ray.nodes()):
+        require_shared_room(pair)
 
 
 def _prefixes(

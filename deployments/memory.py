@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deployments.memory_limit import Limit, find_limit, find_wired, gib, wired_advice
 from dflash_core.checkpoints import read_drafter_spec, read_target_spec
 from dflash_core.checkpoints.dtypes import FLOATS
 from dflash_core.checkpoints.target_tensors import EMBEDDING, HEAD, text_name
@@ -23,6 +24,9 @@ LEAST_TOKENS = 1024  # a row shorter than this is of no use
 PREFILL_ROWS = 4  # prompts that are read beside the window
 PREFIX_SHARE = 0.05  # of memory, for saved prefixes unless the settings say how much
 MOST_PREFIX_BYTES = 2 * 2**30  # unless they do
+Roles = frozenset[str]
+TARGET, DRAFTER = "Target", "Drafter"  # as the deployments are called
+BOTH: Roles = frozenset({TARGET, DRAFTER})
 _PACKED = {"U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8}
 
 
@@ -71,28 +75,28 @@ class Pair:
     rows: int
     prefix_bytes: int = 0  # for saved prefixes
 
-    def need(self, tokens: int, *, has_target: bool = True, has_drafter: bool = True) -> Need:
+    def need(self, tokens: int, roles: Roles = BOTH) -> Need:
         """Sum up what a process, or a machine with both, holds while every row is ``tokens`` long."""
         parts: list[Part] = []
-        if has_target:
+        if TARGET in roles:
             rows = self.rows + min(PREFILL_ROWS, self.rows)
             parts.append(Part("target weights", self.target_bytes))
             parts.append(_row_part("target rows", self.target_row, rows, tokens))
             if self.prefix_bytes:
                 parts.append(Part("saved prefixes", self.prefix_bytes))
-        if has_drafter and self.drafter_row is not None:
+        if DRAFTER in roles and self.drafter_row is not None:
             parts.append(Part("drafter weights", self.drafter_bytes))
             parts.append(Part("its copy of embedding and head", self.borrowed_bytes))
             parts.append(_row_part("drafter rows", self.drafter_row, self.rows, tokens))
         return Need(tuple(parts), tokens)
 
-    def longest(self, limit: int) -> int:
+    def longest(self, limit: int, roles: Roles = BOTH) -> int:
         """Most tokens for every row at once within ``limit`` bytes; 0 if not even the weights fit."""
-        return _largest(self.max_context, lambda tokens: self.need(tokens).total <= limit)
+        return _largest(self.max_context, lambda tokens: self.need(tokens, roles).total <= limit)
 
-    def most_rows(self, tokens: int, limit: int) -> int:
+    def most_rows(self, tokens: int, limit: int, roles: Roles = BOTH) -> int:
         """Most rows of ``tokens`` each within ``limit`` bytes; 0 if not even one."""
-        return _largest(self.rows, lambda rows: replace(self, rows=rows).need(tokens).total <= limit)
+        return _largest(self.rows, lambda rows: replace(self, rows=rows).need(tokens, roles).total <= limit)
 
 
 def read_pair(target: Path, drafter: Path | None, *, rows: int, max_context: int | None = None) -> Pair:
@@ -122,7 +126,7 @@ def read_pair(target: Path, drafter: Path | None, *, rows: int, max_context: int
     )
 
 
-def with_prefixes(pair: Pair, wanted: int | None, limit: "Limit") -> Pair:
+def with_prefixes(pair: Pair, wanted: int | None, limit: Limit) -> Pair:
     """The pair with room for saved prefixes; where none was asked for, what is left at the most."""
     if wanted is None:
         left = limit.bytes - pair.need(min(LEAST_TOKENS, pair.max_context)).total
@@ -130,67 +134,35 @@ def with_prefixes(pair: Pair, wanted: int | None, limit: "Limit") -> Pair:
     return replace(pair, prefix_bytes=wanted)
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """What a process here may use, and where the figure is from."""
-
-    bytes: int
-    source: str
-
-
-def find_limit() -> Limit:
-    """Ask the device that MLX computes on: a GPU's memory, or what is available beside other processes."""
-    import mlx.core as mx
-    import psutil
-
-    if mx.default_device().type == mx.DeviceType.gpu:
-        facts = mx.device_info()
-        for name in ("max_recommended_working_set_size", "free_memory", "total_memory", "memory_size"):
-            if isinstance(size := facts.get(name), int) and size > 0:
-                return Limit(size, f"the GPU's {name.replace('_', ' ')}")
-    memory = psutil.virtual_memory()
-    limit = Limit(memory.available, f"available of {gib(memory.total).strip()}")
-    group = _control_group_room()
-    return limit if group is None or group > limit.bytes else Limit(group, "left of this container's limit")
-
-
-def require_room(
-    pair: Pair, limit: Limit | None = None, *, has_target: bool = True, has_drafter: bool = True
-) -> None:
+def require_room(pair: Pair, limit: Limit | None = None, roles: Roles = BOTH) -> None:
     """Refuse, with the sum, to load what cannot run here: weights and the shortest rows of any use.
 
     Raises CheckpointError in one line. ``limit`` None asks the device.
     """
     limit = limit or find_limit()
     tokens = min(LEAST_TOKENS, pair.max_context)
-    need = pair.need(tokens, has_target=has_target, has_drafter=has_drafter)
+    need = pair.need(tokens, roles)
     if need.total <= limit.bytes:
         return
-    one = replace(pair, rows=1).need(tokens, has_target=has_target, has_drafter=has_drafter)
+    one = replace(pair, rows=1).need(tokens, roles)
     advice = "fewer max_rows" if one.total <= limit.bytes else "a smaller or a 4-bit target"
-    if has_target and need.total - pair.prefix_bytes <= limit.bytes:
+    if TARGET in roles and need.total - pair.prefix_bytes <= limit.bytes:
         advice = "less prefix_bytes"
     room = f"{gib(limit.bytes).strip()} ({limit.source})"
+    more = wired_advice(need.total, limit)
     raise CheckpointError(
-        f"not enough memory here: {need.in_one_line()}, {room}; take {advice}, or more memory"
+        f"not enough memory here: {need.in_one_line()}, {room}; take {advice}, or more memory{more}"
     )
 
 
-def _control_group_room(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What a container's limit leaves; None without one. Version 2 only. Page cache counts as free."""
-    try:
-        most = (folder / "memory.max").read_text(encoding="ascii").strip()
-        used = int((folder / "memory.current").read_text(encoding="ascii"))
-        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
-        cached = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
-        return None if most == "max" else max(0, int(most) - used + cached)
-    except (OSError, ValueError, IndexError):
-        return None
+def require_shared_room(pair: Pair) -> None:
+    """Refuse what only one machine can hold, if it cannot hold both. Raises as ``require_room``.
 
-
-def gib(size: int) -> str:
-    """Bytes for people."""
-    return f"{size / 2**30:9.2f} GiB"
+    Target and drafter load at the same time, and each finds the room that the other one is about to take.
+    On a GPU of its own that shows at the first allocation; Metal's limit is each process' own.
+    """
+    if (wired := find_wired()) is not None:
+        require_room(pair, wired)
 
 
 def _row_part(name: str, shape: "CacheShape", rows: int, tokens: int) -> Part:

@@ -1,11 +1,12 @@
 """A running Ray cluster: do its nodes agree, and do they offer what the placement asks for."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from deployments.doctor.finding import Finding, error, ok, warning
 from deployments.doctor.software import DISTRIBUTION, versions
+from deployments.nodes import Node
 from deployments.settings import Settings
 
 NODE_TIMEOUT_S = 60.0
@@ -14,6 +15,7 @@ _VITAL = (DISTRIBUTION, "python", "ray")
 _FREE = ("platform", "mlx-cpu", "mlx-cuda-12", "mlx-cuda-13", "mlx-metal")  # may differ: Macs beside Linux
 
 Versions = Mapping[str, str]
+T = TypeVar("T")
 
 
 def describe_node() -> dict[str, str]:
@@ -21,18 +23,20 @@ def describe_node() -> dict[str, str]:
     return versions()
 
 
-def ask_nodes() -> dict[str, Versions | Exception]:
-    """Versions by node. Connected to the cluster already."""
+def ask_nodes(describe: Callable[[], T]) -> dict[str, T | Exception]:
+    """What ``describe`` says on each node, by its name. Connected to the cluster already."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    task = ray.remote(num_cpus=0, max_retries=0)(describe_node)
+    task = ray.remote(num_cpus=0, max_retries=0)(describe)
     asked = {
-        name: task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote()
-        for name, node_id in name_nodes(ray.nodes()).items()
+        name: task.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote()
+        for name, node in name_nodes(ray.nodes()).items()
     }
     ray.wait(list(asked.values()), num_returns=len(asked), timeout=NODE_TIMEOUT_S)
-    answers: dict[str, Versions | Exception] = {}
+    answers: dict[str, T | Exception] = {}
     for address, reference in asked.items():
         try:
             answers[address] = ray.get(reference, timeout=0.1)
@@ -41,14 +45,16 @@ def ask_nodes() -> dict[str, Versions | Exception]:
     return answers
 
 
-def name_nodes(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Ids of living nodes by address; those that share a machine are told apart by their ids."""
-    living = [(str(node["NodeManagerAddress"]), str(node["NodeID"])) for node in nodes if node["Alive"]]
-    shared = Counter(address for address, _ in living)
-    return {
-        address if shared[address] == 1 else f"{address} ({node_id[:6]})": node_id
-        for address, node_id in living
-    }
+def name_nodes(nodes: Iterable[Node]) -> dict[str, Node]:
+    """Living nodes by address; those that share a machine are told apart by their ids."""
+    living = [node for node in nodes if node["Alive"]]
+    shared = Counter(str(node["NodeManagerAddress"]) for node in living)
+    return {_name(node, shared[str(node["NodeManagerAddress"])]): node for node in living}
+
+
+def _name(node: Node, num_sharing: int) -> str:
+    address = str(node["NodeManagerAddress"])
+    return address if num_sharing == 1 else f"{address} ({str(node['NodeID'])[:6]})"
 
 
 def check_agreement(answers: Mapping[str, Versions | Exception]) -> Iterator[Finding]:
@@ -57,10 +63,8 @@ def check_agreement(answers: Mapping[str, Versions | Exception]) -> Iterator[Fin
     told: dict[str, Versions] = {}
     for address, answer in answers.items():
         if isinstance(answer, Exception):
-            words = next(
-                (line.strip() for line in reversed(str(answer).splitlines()) if line.strip()), "silent"
-            )
-            yield error("nodes", f"{address} does not answer: {words}", f"on that node: {remedy}")
+            words = f"{address} does not answer: {last_words(answer)}"
+            yield error("nodes", words, f"on that node: {remedy}")
         else:
             told[address] = answer
     faults = list(_differences(told))
@@ -73,6 +77,11 @@ def check_agreement(answers: Mapping[str, Versions | Exception]) -> Iterator[Fin
             f"{len(told)} nodes agree: {', '.join(told)}",
             nodes={a: dict(v) for a, v in told.items()},
         )
+
+
+def last_words(failure: Exception) -> str:
+    """The end of a trace, where Ray has the reason."""
+    return next((line.strip() for line in reversed(str(failure).splitlines()) if line.strip()), "silent")
 
 
 def _differences(told: Mapping[str, Versions]) -> Iterator[tuple[bool, str]]:

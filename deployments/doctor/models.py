@@ -1,12 +1,12 @@
 """Model files, the fit of the pair, and the sum of what it needs in memory."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from deployments.doctor.finding import Finding, error, ok, warning
-from deployments.memory import LEAST_TOKENS, Limit, Need, Pair, gib
+from deployments.memory import BOTH, LEAST_TOKENS, Need, Pair, Roles
+from deployments.memory_limit import Limit, gib, wired_advice
 from deployments.pairing import resolve_pair
 from deployments.settings import Settings
 from dflash_core.checkpoints import read_drafter_spec, read_target_spec
@@ -47,33 +47,31 @@ def _pair_fit(settings: Settings, drafter: Path | None, target: Path) -> Finding
     return ok("pair", message, fingerprint=spec.fingerprint)
 
 
-def check_memory(pair: Pair, limit: Limit) -> Finding:
-    """Refuse a pair whose weights and shortest useful rows do not fit; warn where long rows do not."""
-    full = pair.need(pair.max_context)
-    least = pair.need(min(LEAST_TOKENS, pair.max_context))
+def check_memory(pair: Pair, limit: Limit, roles: Roles = BOTH, where: str = "") -> Finding:
+    """Refuse what has weights and shortest useful rows that do not fit; warn where long rows do not.
+
+    ``where`` is a node's name and what it is to hold, for the message.
+    """
+    full = pair.need(pair.max_context, roles)
+    least = pair.need(min(LEAST_TOKENS, pair.max_context), roles)
     facts = {"need": asdict(full), "limit": asdict(limit)}
     room = f"{limit.source}: {gib(limit.bytes).strip()}"
     if full.total <= limit.bytes:
-        return ok("memory", f"fits, {room}\n{full.explain()}", **facts)
+        return ok("memory", f"{where}fits, {room}\n{full.explain()}", **facts)
     if least.total > limit.bytes:
-        message = f"does not fit, {room}\n{least.explain()}"
-        return error("memory", message, _shrink(pair, least, limit), **facts)
-    longest = pair.longest(limit.bytes)
-    message = f"rows that fill the context do not all fit at once, {room}\n{full.explain()}"
-    rows = pair.most_rows(pair.max_context, limit.bytes)
+        message = f"{where}does not fit, {room}\n{least.explain()}"
+        return error("memory", message, _shrink(pair, least, limit, roles), **facts)
+    longest = pair.longest(limit.bytes, roles)
+    message = f"{where}rows that fill the context do not all fit at once, {room}\n{full.explain()}"
+    rows = pair.most_rows(pair.max_context, limit.bytes, roles)
     fewer = f", or max_rows: {rows}" if rows else ""
-    remedy = f"set max_context: {longest}{fewer}{_wired_advice()}"
+    remedy = f"set max_context: {longest}{fewer}{wired_advice(full.total, limit)}"
     return warning("memory", message, remedy, **facts)
 
 
-def _shrink(pair: Pair, least: Need, limit: Limit) -> str:
-    rows = pair.most_rows(least.tokens, limit.bytes)
-    if rows:
-        return f"set max_rows: {rows}{_wired_advice()}"
-    return f"take a smaller or a 4-bit target, or a machine with more memory{_wired_advice()}"
-
-
-def _wired_advice() -> str:
-    if sys.platform != "darwin":
-        return ""
-    return ", or let Metal wire more of the unified memory: sudo sysctl iogpu.wired_limit_mb=MEGABYTES"
+def _shrink(pair: Pair, least: Need, limit: Limit, roles: Roles) -> str:
+    rows = pair.most_rows(least.tokens, limit.bytes, roles)
+    advice = (
+        f"set max_rows: {rows}" if rows else "take a smaller or a 4-bit target, or a machine with more memory"
+    )
+    return f"{advice}{wired_advice(least.total, limit)}"

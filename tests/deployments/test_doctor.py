@@ -21,7 +21,9 @@ from deployments import cli
 from deployments.doctor import DoctorOptions, cluster, examine, models, ports, remote, software, token, trial
 from deployments.doctor.chats import EXPECTED_WALK
 from deployments.doctor.finding import Finding, Report, error, ok, warning
-from deployments.memory import Limit, Pair, read_pair
+from deployments.doctor.node_memory import NodeMemory, check_nodes, loaded_by
+from deployments.memory import Pair, read_pair
+from deployments.memory_limit import Limit
 from deployments.settings import Place, Placement, Settings
 from dflash_core.checkpoints import read_drafter_spec
 from dflash_core.pair import DRAFTER, TARGET
@@ -261,7 +263,7 @@ def test_nodes_on_one_machine_are_told_apart_and_dead_ones_left_out() -> None:
             ("10.0.0.2", "dddddddd", False),
         ]
     ]
-    assert cluster.name_nodes(nodes) == {
+    assert {name: node["NodeID"] for name, node in cluster.name_nodes(nodes).items()} == {
         "10.0.0.1 (aaaaaa)": "aaaaaaaa",
         "10.0.0.1 (bbbbbb)": "bbbbbbbb",
         "10.0.0.2": "cccccccc",
@@ -392,6 +394,47 @@ def test_the_command_without_a_trial_shows_each_finding_and_a_summary() -> None:
     }
     assert expected <= shown
     assert " errors, " in result.stdout.splitlines()[-1]
+
+
+def test_each_nodes_memory_is_held_against_the_roles_that_it_can_have(pair: Pair) -> None:
+    placement = Placement(
+        target=Place(resources={"dflash_target": 1}), drafter=Place(resources={"dflash_drafter": 1})
+    )
+    settings = Settings(placement=placement, prefix_bytes=0)
+    drafter_alone = pair.need(pair.max_context, frozenset({"Drafter"})).total
+    small, big = Limit(drafter_alone, "test"), Limit(1 << 40, "test")
+    offered = {
+        "big": {"dflash_target": 1.0},
+        "small": {"dflash_drafter": 1.0},
+        "wrong": {"dflash_target": 1.0},
+        "both": {"dflash_target": 1.0, "dflash_drafter": 1.0},
+        "busy": {"dflash_target": 1.0},
+        "silent": {"dflash_target": 1.0},
+        "spare": {},
+    }
+    limits: dict[str, NodeMemory | Exception] = {
+        "big": NodeMemory(big, frozenset()),
+        "small": NodeMemory(small, frozenset()),
+        "wrong": NodeMemory(Limit(2**20, "test"), frozenset()),
+        "both": NodeMemory(small, frozenset({"Target"})),
+        "busy": NodeMemory(Limit(0, "test"), frozenset({"Target"})),
+        "silent": RuntimeError("trace\nNo module named mlx"),
+    }
+    nodes = {name: {"Resources": {"CPU": 4.0, **resources}} for name, resources in offered.items()}
+    found = list(check_nodes(settings, pair, nodes, limits))
+    assert [finding.level for finding in found] == ["ok", "ok", "error", "ok", "ok", "warning"]
+    told = {finding.message.partition(",")[0]: finding.message for finding in found}
+    assert "for target: fits" in told["big"]
+    assert "drafter weights" not in told["big"]
+    assert "target weights" not in told["small"]
+    assert "for target and drafter: fits" in told["both"]  # what is loaded is not counted again
+    assert "loaded already" in told["busy"]
+    assert "No module named mlx" in told["silent"]
+
+
+def test_replicas_are_known_by_the_titles_of_their_processes() -> None:
+    titles = ["ray::ServeReplica:dflash:Target.play", "ray::ServeReplica:dflash:Router", "grep Drafter"]
+    assert loaded_by(titles) == {"Target"}
 
 
 @pytest.fixture

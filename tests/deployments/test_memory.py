@@ -3,15 +3,21 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
+import ray
 
 from dflash_core import blas  # before MLX
 
 # isort: split
-from deployments import memory
+import mlx.core as mx
+
+from deployments import memory, memory_limit
 from deployments.engine import LocalEngine
-from deployments.memory import Limit, Pair, read_pair, require_room
+from deployments.memory import Pair, read_pair, require_room
+from deployments.memory_limit import Limit, find_limit
 from deployments.settings import Settings
 from dflash_core import loading
 from dflash_core.errors import CheckpointError
@@ -47,12 +53,12 @@ def test_weights_that_do_not_fit_ask_for_a_smaller_target(pair: Pair) -> None:
 
 
 def test_each_replica_counts_only_its_own_part(pair: Pair) -> None:
-    target = pair.need(1024, has_drafter=False)
-    drafter = pair.need(1024, has_target=False)
+    target = pair.need(1024, frozenset({"Target"}))
+    drafter = pair.need(1024, frozenset({"Drafter"}))
     assert target.total + drafter.total == pair.need(1024).total
-    require_room(pair, Limit(drafter.total, "test"), has_target=False)
+    require_room(pair, Limit(drafter.total, "test"), frozenset({"Drafter"}))
     with pytest.raises(CheckpointError, match="target weights"):
-        require_room(pair, Limit(drafter.total, "test"), has_drafter=False)
+        require_room(pair, Limit(drafter.total, "test"), frozenset({"Target"}))
 
 
 def open_target() -> object:
@@ -91,5 +97,82 @@ def test_a_containers_limit_counts_and_its_page_cache_is_free(
     (tmp_path / "memory.max").write_text(f"{most}\n")
     (tmp_path / "memory.current").write_text(f"{used}\n")
     (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\nactive_file 7\n")
-    assert memory._control_group_room(tmp_path) == room
-    assert memory._control_group_room(tmp_path / "none") is None
+    assert memory_limit._control_group_room(tmp_path) == room
+    assert memory_limit._control_group_room(tmp_path / "none") is None
+
+
+GIB = 2**30
+Machine = Callable[..., None]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Play a machine with a GPU, as MLX and psutil would tell of it."""
+
+    def play(*, is_metal: bool, total: int, available: int, **facts: int) -> None:
+        device = SimpleNamespace(type=mx.DeviceType.gpu)
+        monkeypatch.setattr(mx, "default_device", lambda: device)
+        monkeypatch.setattr(mx, "device_info", lambda: facts)
+        monkeypatch.setattr(mx.metal, "is_available", lambda: is_metal)
+        memory_here = SimpleNamespace(total=total, available=available)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: memory_here)
+        monkeypatch.setattr(memory_limit.sys, "platform", "darwin" if is_metal else "linux")
+
+    return play
+
+
+def mac(machine: Machine, *, wired: int, available: int) -> None:
+    """A Mac of 32 GiB."""
+    machine(is_metal=True, total=32 * GIB, available=available, max_recommended_working_set_size=wired)
+
+
+def test_on_a_mac_both_what_metal_wires_and_what_others_leave_are_limits(machine: Machine) -> None:
+    mac(machine, wired=24 * GIB, available=30 * GIB)
+    assert (find_limit().bytes, find_limit().is_wired) == (24 * GIB, True)
+    mac(machine, wired=24 * GIB, available=10 * GIB)  # another replica has loaded its weights
+    assert (find_limit().bytes, find_limit().is_wired) == (10 * GIB, False)
+    assert find_limit().source == "available of 32.00 GiB"
+
+
+def test_on_a_gpu_of_its_own_only_its_memory_counts(machine: Machine) -> None:
+    machine(is_metal=False, total=32 * GIB, available=GIB, free_memory=20 * GIB, total_memory=24 * GIB)
+    assert find_limit() == Limit(20 * GIB, "the GPU's free memory")
+
+
+def test_a_refusal_by_metals_limit_says_by_how_much_to_raise_it(pair: Pair, machine: Machine) -> None:
+    mac(machine, wired=2**20, available=30 * GIB)
+    with pytest.raises(CheckpointError) as caught:
+        require_room(pair)
+    most = int(0.85 * 32 * 2**10)
+    assert f"sudo sysctl iogpu.wired_limit_mb={most}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    mac(machine, wired=24 * GIB, available=2**20)  # it is not Metal that is in the way
+    with pytest.raises(CheckpointError) as caught:
+        require_room(pair)
+    assert "wired_limit" not in str(caught.value)
+    assert memory_limit.wired_advice(30 * GIB, Limit(24 * GIB, "test", is_wired=True)) == ""  # no help
+
+
+@pytest.mark.parametrize("open_part", [open_target, open_drafter])
+def test_on_one_mac_target_and_drafter_must_fit_together(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, open_part: Callable[[], object]
+) -> None:
+    class LoadedError(Exception):
+        pass
+
+    def load(*args: object, **options: object) -> None:
+        raise LoadedError
+
+    monkeypatch.setattr(loading, "build_target", load)
+    monkeypatch.setattr(loading, "build_drafter", load)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    nodes = [{"Alive": True, "Resources": {"CPU": 8.0}}]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    mac(machine, wired=24 * GIB, available=30 * GIB)
+    both = read_pair(TARGET, DRAFTER, rows=16).need(1024).total  # in the dtype of Metal
+    mac(machine, wired=both - 1, available=30 * GIB)  # more than either needs
+    with pytest.raises(CheckpointError, match=r"target weights .* drafter weights"):
+        open_part()
+    nodes.append({"Alive": True, "Resources": {"CPU": 8.0}})  # the other one may be there
+    with pytest.raises(LoadedError):
+        open_part()
