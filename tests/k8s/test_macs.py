@@ -160,8 +160,10 @@ def test_the_settings_ask_for_what_the_script_gives(run) -> None:
     asked = {name for place in (places.router, places.target, places.drafter) for name in place.resources}
     assert places.router.resources == {"node:__internal_head__": 0.01}  # keys are read there
     assert asked - set(places.router.resources) <= set(given)
-    assert set(places.target.resources) == {"dflash_target"}
-    assert set(places.drafter.resources) == {"dflash_drafter"}
+    for place, role in ((places.target, "dflash_target"), (places.drafter, "dflash_drafter")):
+        assert set(place.resources) == {"apple_silicon", role}
+        assert place.resources[role] == given[role]  # one replica of a kind on a Mac
+        assert place.resources["apple_silicon"] <= given["apple_silicon"] / 2  # and one of each on one
 
 
 def test_commands_of_the_readme_call_scripts_that_are_there() -> None:
