@@ -67,7 +67,7 @@ def _computing(settings: Settings, options: DoctorOptions) -> Iterator[Finding]:
     memory = models.check_memory(with_prefixes(_pair(settings), settings.wanted_prefix_bytes, limit), limit)
     if settings.address is None:
         yield memory
-    if options.has_trial and drafter is not None:
+    if options.has_trial:
         if memory.level == "error":
             yield ok("trial", "not played: this machine does not hold the pair")
         else:
@@ -79,7 +79,7 @@ def _pair(settings: Settings) -> Pair:
     return read_pair(target, drafter, rows=settings.max_rows, max_context=settings.max_context)
 
 
-def _trial(target: Path, drafter: Path, seconds: float) -> Iterator[Finding]:
+def _trial(target: Path, drafter: Path | None, seconds: float) -> Iterator[Finding]:
     try:
         played, fingerprint = trial.run_trial(target, drafter, seconds)
     except DFlashError as failure:  # such as a tensor with a NaN in it

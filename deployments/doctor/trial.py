@@ -12,13 +12,17 @@ from dflash_core.request import RowId, RowRequest, Sampling, WindowId
 from dflash_core.text import Tokenizer
 
 if TYPE_CHECKING:  # all of these import MLX, which may be what is broken
-    from dflash_core.loading import LoadedLane
+    from dflash_core.protocols import Drafter
+    from dflash_core.target import Target
     from dflash_core.workload import Totals
+
+    Lane = tuple[Target, Drafter]
 
 ROWS = 4
 SPEED_S = 10.0
 PATIENCE_S = 90.0  # for the chats of the first pass, whose compiles count
 LEAST_SHARE = 0.75  # of the expected walk; precision and device change a few near ties
+LEAST_WALK = 0.5  # below it a drafter of any kind costs more than it saves: drafting is not free
 SLOW_PRODUCT_MS = 12.0  # 1 to 3 with OpenBLAS, 33 without
 
 
@@ -31,11 +35,12 @@ class Trial:
     is_whole: bool  # whether the first pass came to its end in time
 
 
-def run_trial(target: Path, drafter: Path, seconds: float = SPEED_S) -> tuple[Trial, str]:
-    """Load the pair and play; returns the drafter's fingerprint too. Raises CheckpointError."""
-    from dflash_core.loading import load_lane
+def run_trial(target: Path, drafter: Path | None, seconds: float = SPEED_S) -> tuple[Trial, str | None]:
+    """Load the pair, or a target alone, and play; returns the drafter's fingerprint too.
 
-    lane = load_lane(target, drafter)
+    Raises CheckpointError.
+    """
+    lane, fingerprint = _load(target, drafter)
     tokenizer = Tokenizer.load(target)
     requests = [
         RowRequest(
@@ -49,19 +54,30 @@ def run_trial(target: Path, drafter: Path, seconds: float = SPEED_S) -> tuple[Tr
     ]
     walk, is_whole = _play(lane, requests, PATIENCE_S)
     speed, _ = _play(lane, requests, seconds, again=True)
-    return Trial(walk, speed, is_whole), lane.drafter_spec.fingerprint
+    return Trial(walk, speed, is_whole), fingerprint
+
+
+def _load(target: Path, drafter: Path | None) -> "tuple[Lane, str | None]":
+    from deployments.exchange.absent import NoDrafter
+    from dflash_core.loading import build_target, load_lane
+
+    if drafter is None:
+        return (build_target(target, None)[0], NoDrafter()), None
+    lane = load_lane(target, drafter)
+    return (lane.target, lane.drafter), lane.drafter_spec.fingerprint
 
 
 def _play(
-    lane: "LoadedLane", requests: list[RowRequest], seconds: float, *, again: bool = False
+    lane: "Lane", requests: list[RowRequest], seconds: float, *, again: bool = False
 ) -> "tuple[Totals, bool]":
     """Play all requests in one window, over and over if ``again``, for at most ``seconds``."""
     from dflash_core.width import FixedWidth
     from dflash_core.window import Window, WindowPolicy
     from dflash_core.workload import Totals
 
-    policy = WindowPolicy(width=FixedWidth(lane.drafter.block_size), max_rows=ROWS)
-    window = Window(WindowId("doctor"), lane.target, lane.drafter, policy)
+    target, drafter = lane
+    policy = WindowPolicy(width=FixedWidth(drafter.block_size), max_rows=ROWS)
+    window = Window(WindowId("doctor"), target, drafter, policy)
     totals = Totals()
     began = time.perf_counter()
     try:
@@ -103,11 +119,12 @@ def check_product(milliseconds: float) -> Finding:
     return warning("product", message, remedy, milliseconds=milliseconds)
 
 
-def check_trial(trial: Trial, fingerprint: str) -> Iterator[Finding]:
-    """Hold the walk against the model card's figure, and tell the speed."""
-    walk = trial.walk.per_row_round(trial.walk.walked)
-    facts = {"walked": walk, "row_rounds": trial.walk.row_rounds, "expected": EXPECTED_WALK.get(fingerprint)}
-    yield _walk_finding(walk, trial, facts)
+def check_trial(trial: Trial, fingerprint: str | None) -> Iterator[Finding]:
+    """Hold the walk against the model card's figure, if there is a drafter, and tell the speed."""
+    if fingerprint is not None:
+        walk, expected = trial.walk.per_row_round(trial.walk.walked), EXPECTED_WALK.get(fingerprint)
+        facts = {"walked": walk, "row_rounds": trial.walk.row_rounds, "expected": expected}
+        yield _walk_finding(walk, trial, facts)
     speed = trial.speed
     message = f"{speed.tokens_per_second:.1f} tok/s over {speed.seconds:.1f} s, {ROWS} rows, prompts included"
     yield ok("speed", message, tokens_per_second=speed.tokens_per_second, rounds=speed.rounds, rows=ROWS)
@@ -119,6 +136,9 @@ def _walk_finding(walk: float, trial: Trial, facts: dict) -> Finding:
     if not trial.is_whole:
         remedy = "the machine is too slow for this model, or busy: see the speed, and try a smaller target"
         return warning("acceptance", f"{seen}, of which only a part was played in time", remedy, **facts)
+    if expected is None and walk < LEAST_WALK:
+        remedy = "see that the drafter was made for this very target; if it was, serve with --drafter none"
+        return warning("acceptance", f"{seen}: so few do not pay", remedy, **facts)
     if expected is None:
         return ok(
             "acceptance", f"{seen}; hold it against the drafter's model card: none is known here", **facts

@@ -348,6 +348,21 @@ def test_a_walk_far_below_the_model_card_is_a_warning() -> None:
     assert levels(trial.check_trial(replace(whole, is_whole=False), fingerprint))[0] == "warning"
 
 
+def test_a_drafter_that_nobody_knows_is_warned_of_only_if_its_drafts_do_not_pay() -> None:
+    for walked, level in ((0, "warning"), (49, "warning"), (60, "ok")):
+        played = Totals(seconds=1.0, tokens=10, rounds=100, row_rounds=100, walked=walked)
+        first, _ = trial.check_trial(trial.Trial(played, played, is_whole=True), "another drafter")
+        assert (first.check, first.level) == ("acceptance", level), walked
+
+
+def test_without_a_drafter_the_speed_is_told_alone() -> None:
+    played, fingerprint = trial.run_trial(TARGET, None, seconds=0.5)
+    (speed,) = trial.check_trial(played, fingerprint)
+    assert (speed.check, speed.facts["tokens_per_second"] > 0) == ("speed", True)
+    options = DoctorOptions(trial_s=0.5)
+    assert list(examine(Settings(drafter=None), options, {}))[-1].check == "speed"
+
+
 def test_the_model_card_of_the_embedded_drafter_says_the_same() -> None:
     fingerprint = read_drafter_spec(DRAFTER, None).fingerprint
     card = (DRAFTER.parent / "README.md").read_text(encoding="utf-8")
@@ -361,6 +376,7 @@ def test_a_slow_product_is_a_warning() -> None:
 
 def test_the_pair_walks_as_its_card_says() -> None:
     played, fingerprint = trial.run_trial(TARGET, DRAFTER, seconds=0.5)
+    assert fingerprint is not None
     acceptance, speed = trial.check_trial(played, fingerprint)
     assert acceptance.level == "ok", acceptance.message
     assert acceptance.facts["walked"] == pytest.approx(EXPECTED_WALK[fingerprint], rel=0.02)
