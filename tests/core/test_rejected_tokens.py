@@ -184,11 +184,12 @@ def test_a_wide_block_at_the_limit_keeps_its_state() -> None:
 
 
 def poison_cache(window: Window, slot: int, part: str) -> None:
+    """Everywhere in the slot, also where its row has not been."""
     arrays, nan = window.caches.arrays, mx.array(mx.nan)
     if part == "keys":
-        arrays.keys[0][slot, :, 0] = nan
+        arrays.keys[0][slot] = nan
     elif part == "values":
-        arrays.values[-1][slot, :, 0] = nan
+        arrays.values[-1][slot] = nan
     elif part == "states":
         arrays.states[0, slot, 0, 0, 0] = nan
     else:
@@ -233,40 +234,48 @@ def test_a_row_made_nan_ends_with_its_own_error_and_disturbs_nobody(part: str, w
 
 
 @cache
-def drafts_of_late(part: str | None) -> list[list[int]]:
-    """What the real drafter says of a row whose slot was another's: retired, or made NaN in ``part``."""
+def late_in(slot_was: str) -> tuple[list[list[int]], list[bytes]]:
+    """What the real drafter says of a row, and the row's state two rounds on.
+
+    Its slot was nobody's ("fresh"), or that of a row that was retired, or made NaN in the part that is named.
+    """
     lane = tiny_lane()
-    victim, other, late = (
-        row("victim", prompt(1, 40), 30),
-        row("other", prompt(2, 6), 30),
+    other, victim, late = (
+        row("other", prompt(2, 140), 60),  # keeps the slots longer than what the late row brings along
+        row("victim", prompt(1, 140), 60),
         row("late", (5, 6), 14),
     )
-    drafter = scripted(lane, [victim, other, late], lambda _row, length: length % 3)
-    with opened(lane, victim, other, drafter=drafter, max_rows=2) as window:
-        reports = [window.step(), window.step()]
-        slot = next(i for i, r in enumerate(window.rows) if r is not None and r.row_id == "victim")
-        if part is not None:
-            poison_cache(window, slot, part)
+    drafter = scripted(lane, [other, victim, late], lambda _row, length: length % 3)
+    with opened(lane, other, drafter=drafter, max_rows=2) as window:
+        if slot_was != "fresh":
+            window.admit(victim)
+        reports = [window.step() for _ in range(4)]  # three chunks
+        assert window.num_live == (1 if slot_was == "fresh" else 2)
+        if slot_was == "retired":
+            window.retire(victim.row_id)
+        elif slot_was != "fresh":
+            poison_cache(window, 1, slot_was)
             reports.append(window.step())
             assert failed(reports, "victim")
-        else:
-            window.retire(RowId("victim"))
         window.admit(late)
-        reports.append(window.step())
-        assert window.rows[slot] is not None
+        reports += [window.step(), window.step()]
+        assert [r and r.row_id for r in window.rows] == ["other", "late"]
+        state = bits(window.caches, 1)
         reports += finish(window)
     assert tokens_of(reports)["late"] == alone(lane, late)
-    return [
+    drafts = [
         own[block.row_ids.index(late.row_id)].tolist()
         for (block, _), own in zip(drafter.calls, drafter.own, strict=True)
         if late.row_id in block.row_ids
     ]
+    return drafts, state
 
 
-@PARTS
-def test_the_slot_of_a_failed_row_is_as_good_as_a_fresh_one(part: str) -> None:
-    assert len(drafts_of_late(None)) > 3
-    assert drafts_of_late(part) == drafts_of_late(None)
+@pytest.mark.parametrize("slot_was", ["retired", "keys", "values", "states", "conv"])
+def test_a_slot_that_was_anothers_is_to_the_bit_as_good_as_a_fresh_one(slot_was: str) -> None:
+    drafts, state = late_in("fresh")
+    assert len(drafts) > 3
+    assert late_in(slot_was) == (drafts, state)
 
 
 # Prompts that fail: the embedding of one token is not a number
