@@ -285,6 +285,15 @@ async def test_a_full_queue_is_resource_exhausted_and_says_when_to_come_again(bu
         assert error.retry_after >= 1
 
 
+@pytest.mark.usefixtures("busy")
+async def test_http_and_grpc_share_one_queue(ray_cluster: int) -> None:
+    body = {"model": "demo", "prompt": "Hi", "max_tokens": 4}
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{ray_cluster}") as client:
+        refused = await client.post("/v1/completions", json=body, timeout=30)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+    assert int(refused.headers["retry-after"]) >= 1
+
+
 async def test_a_request_that_takes_too_long_for_the_server_is_deadline_exceeded(
     app: str, pace: Callable[[float], None]
 ) -> None:
