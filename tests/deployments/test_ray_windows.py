@@ -8,10 +8,12 @@ from typing import Any, cast
 
 import httpx2
 import pytest
+from grpc import StatusCode
 from ray import serve
 from ray.serve._private.common import ReplicaState
 from ray.serve.handle import DeploymentHandle
 
+from deployments import client as rpc
 from deployments.app import APP_NAME
 from deployments.draining import drain
 from deployments.generation import Ended, TextTokens
@@ -204,8 +206,11 @@ def test_an_upgrade_under_open_windows_loses_nothing_and_who_leaves_is_gone(
     assert {c.lanes[0] for c in before}.isdisjoint(c.lanes[0] for c in after)
 
 
-def test_an_application_is_drained_before_its_routes_go(ray_cluster: int, fake_app: DeploymentHandle) -> None:
+def test_an_application_is_drained_before_its_routes_go(
+    ray_cluster: int, grpc_port: int, fake_app: DeploymentHandle, round_log: RoundLog
+) -> None:
     url = f"http://127.0.0.1:{ray_cluster}"
+    round_log.set_pace(0.3)  # it runs until all have been refused, however busy the machine
     running = Client(generation(max_tokens=600)).start(fake_app)
     wait_until(lambda: running.windows)
     draining = threading.Thread(target=lambda: ended.append(drain(APP_NAME, 60)))
@@ -215,7 +220,15 @@ def test_an_application_is_drained_before_its_routes_go(ray_cluster: int, fake_a
     refused = httpx2.post(f"{url}/v1/completions", json={"model": "demo", "prompt": "Hi", "max_tokens": 4})
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
     assert refused.headers["retry-after"]
+    spec = rpc.ask("demo", "Hi", max_tokens=4)
+    with rpc.Client(f"127.0.0.1:{grpc_port}") as client:
+        for way in (lambda: client.generate_once(spec), lambda: list(client.generate(spec))):
+            with pytest.raises(rpc.CallFailed) as failed:
+                way()
+            assert (failed.value.code, failed.value.kind) == (StatusCode.UNAVAILABLE, "unavailable")
+            assert failed.value.retry_after
     assert not ended
+    round_log.set_pace(0.02)
     draining.join(30)
     assert ended == [True]
     assert running.join(5).is_complete
