@@ -1,20 +1,23 @@
 """Whether a pair and its rows fit a machine, as a sum that can be shown.
 
-Weights are counted as they are loaded: float32 on the CPU, packed ones as they lie on disk. Rows are counted
-at a length in tokens, since their caches grow with it.
+Weights are counted as they are loaded: float32 on the CPU, packed ones as they lie on disk unless they are
+unpacked. Rows are counted at a length in tokens, since their caches grow with it.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deployments.memory_limit import Limit, find_limit, find_wired, gib, wired_advice
-from dflash_core.checkpoints import read_drafter_spec, read_target_spec
+from dflash_core.checkpoints import TargetSpec, read_drafter_spec
 from dflash_core.checkpoints.dtypes import FLOATS
-from dflash_core.checkpoints.target_tensors import EMBEDDING, HEAD, text_name
-from dflash_core.checkpoints.weight_files import read_weight_files
+from dflash_core.checkpoints.packing import stays_packed, unpacked_bytes
+from dflash_core.checkpoints.safetensors_header import TensorEntry
+from dflash_core.checkpoints.target_config import read_target_files
+from dflash_core.checkpoints.target_tensors import EMBEDDING, HEAD, text_tensors
+from dflash_core.checkpoints.weight_files import WeightFiles, read_weight_files
 from dflash_core.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -107,16 +110,16 @@ def read_pair(target: Path, drafter: Path | None, *, rows: int, max_context: int
     from dflash_core.checkpoints.dtypes import activation_dtype
     from dflash_core.loading import drafter_cache_shape, target_cache_shape
 
-    spec = read_target_spec(target)
+    spec, files = read_target_files(target)
     dtype = activation_dtype(spec.dtype, None, is_quantized=spec.quantization is not None)
     drafter_bytes = borrowed_bytes = 0
     drafter_row = None
     if drafter is not None:
         drafter_row = drafter_cache_shape(read_drafter_spec(drafter, spec), dtype)
-        drafter_bytes = _weight_bytes(drafter, dtype.size)
-        borrowed_bytes = _weight_bytes(target, dtype.size, (f"{EMBEDDING}.", f"{HEAD}."))
+        drafter_bytes = _bytes(read_weight_files(drafter).tensors, dtype.size)
+        borrowed_bytes = _target_bytes(spec, files, dtype.size, (f"{EMBEDDING}.", f"{HEAD}."))
     return Pair(
-        target_bytes=_weight_bytes(target, dtype.size),
+        target_bytes=_target_bytes(spec, files, dtype.size),
         target_row=target_cache_shape(spec, dtype),
         drafter_bytes=drafter_bytes,
         borrowed_bytes=borrowed_bytes,
@@ -172,15 +175,22 @@ def _row_part(name: str, shape: "CacheShape", rows: int, tokens: int) -> Part:
     return Part(words, rows * shape.bytes_per_row(bucket_capacity(tokens)))
 
 
-def _weight_bytes(folder: Path, float_bytes: int, prefixes: tuple[str, ...] = ("",)) -> int:
+def _target_bytes(
+    spec: TargetSpec, files: WeightFiles, float_bytes: int, prefixes: tuple[str, ...] = ("",)
+) -> int:
+    """Bytes of a target in memory, or of the part of it whose names begin with a prefix."""
+    tensors = text_tensors(files.tensors)
+    if not stays_packed(spec, tensors):
+        return unpacked_bytes(spec, tensors, prefixes)
+    return _bytes({n: entry for n, entry in tensors.items() if n.startswith(prefixes)}, float_bytes)
+
+
+def _bytes(tensors: Mapping[str, TensorEntry], float_bytes: int) -> int:
     """Bytes in memory: floats in the dtype that runs here, packed words as stored."""
-    total = 0
-    for stored_name, entry in read_weight_files(folder).tensors.items():
-        name = text_name(stored_name)
-        if name is not None and name.startswith(prefixes):
-            item = float_bytes if entry.dtype in FLOATS else _PACKED.get(entry.dtype, 1)
-            total += item * math.prod(entry.shape)
-    return total
+    return sum(
+        (float_bytes if entry.dtype in FLOATS else _PACKED.get(entry.dtype, 1)) * math.prod(entry.shape)
+        for entry in tensors.values()
+    )
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:

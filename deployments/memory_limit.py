@@ -2,7 +2,8 @@
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
+
+from dflash_core.free_memory import container_room
 
 WIRED_SHARE = (
     0.85  # of unified memory, at the most, for Metal: the rest is the system's (check.sh says the same)
@@ -33,7 +34,7 @@ def find_limit() -> Limit:
             if isinstance(size := facts.get(name), int) and size > 0:
                 return Limit(size, f"the GPU's {name.replace('_', ' ')}")
     limit = _available()
-    group = _control_group_room()
+    group = container_room()
     return limit if group is None or group > limit.bytes else Limit(group, "left of this container's limit")
 
 
@@ -67,18 +68,6 @@ def _available() -> Limit:
 
     memory = psutil.virtual_memory()
     return Limit(memory.available, f"available of {gib(memory.total).strip()}")
-
-
-def _control_group_room(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What a container's limit leaves; None without one. Version 2 only. Page cache counts as free."""
-    try:
-        most = (folder / "memory.max").read_text(encoding="ascii").strip()
-        used = int((folder / "memory.current").read_text(encoding="ascii"))
-        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
-        cached = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
-        return None if most == "max" else max(0, int(most) - used + cached)
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def gib(size: int) -> str:

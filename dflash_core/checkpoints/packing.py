@@ -1,4 +1,4 @@
-"""Whether packed weights stay packed: on a GPU they do, on a CPU where float32 would not fit.
+"""Whether packed weights stay packed: on a GPU they do, on a CPU where float32 would take too much.
 
 MLX's CPU backend unpacks them again for every product: of the embedded pair at 4 bits, 16 rows of one token
 take 13 times as long as in float32, and 4 rows of 16 tokens 3 times.
@@ -6,15 +6,14 @@ take 13 times as long as in float32, and 4 rows of 16 tokens 3 times.
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final, cast
 
 from dflash_core.checkpoints.safetensors_header import TensorEntry
 from dflash_core.checkpoints.target_spec import TargetSpec
+from dflash_core.free_memory import free_bytes
 
-SHARE: Final = 0.5  # of the machine's memory, that unpacked weights may take
+SHARE: Final = 0.5  # of the memory that is free, that unpacked weights may take
 _FLOAT32: Final = 4
-_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def stays_packed(spec: TargetSpec, tensors: Mapping[str, TensorEntry]) -> bool:
@@ -23,7 +22,7 @@ def stays_packed(spec: TargetSpec, tensors: Mapping[str, TensorEntry]) -> bool:
 
     if spec.quantization is None or mx.default_device().type == mx.DeviceType.gpu:
         return True
-    return unpacked_bytes(spec, tensors) > SHARE * machine_bytes()
+    return unpacked_bytes(spec, tensors) > SHARE * free_bytes()
 
 
 def unpacked_bytes(
@@ -52,15 +51,3 @@ def unpack(module: Any) -> None:
     arrays = cast("list[tuple[str, mx.array]]", tree_flatten(dequantize_model(module).parameters()))
     while arrays:
         mx.eval(arrays.pop()[1])
-
-
-def machine_bytes() -> int:
-    """This machine's memory, or what its container may use of it."""
-    import psutil
-
-    total = psutil.virtual_memory().total
-    try:
-        most = _GROUP_LIMIT.read_text(encoding="ascii").strip()
-        return total if most == "max" else min(total, int(most))
-    except (OSError, ValueError):  # no container, or version 1
-        return total

@@ -209,9 +209,9 @@ def test_packed_weights_are_unpacked_on_a_cpu_that_has_the_memory(
     stored = sum(array.nbytes for _, array in tree_flatten(target.model.parameters()))
     assert unpacked_bytes(spec, text_tensors(files.tensors)) == stored
 
-    monkeypatch.setattr(packing, "machine_bytes", lambda: stored)
+    monkeypatch.setattr(packing, "free_bytes", lambda: stored)
     assert mx.uint32 in dtypes(load_target(path)).values()
-    monkeypatch.setattr(packing, "machine_bytes", lambda: 2 * stored)
+    monkeypatch.setattr(packing, "free_bytes", lambda: 2 * stored)
     assert mx.uint32 not in dtypes(load_target(path)).values()
 
 

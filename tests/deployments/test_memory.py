@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import psutil
 import pytest
@@ -13,6 +14,7 @@ from dflash_core import blas  # before MLX
 
 # isort: split
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from deployments import memory, memory_limit
 from deployments.engine import LocalEngine
@@ -20,8 +22,11 @@ from deployments.memory import Pair, read_pair, require_room
 from deployments.memory_limit import Limit, find_limit
 from deployments.settings import Settings
 from dflash_core import loading
+from dflash_core.checkpoints import load_target, packing
 from dflash_core.errors import CheckpointError
+from dflash_core.free_memory import container_room
 from dflash_core.pair import DRAFTER, TARGET
+from tests.core.tiny_checkpoints import quantize_target
 
 blas.prepare()
 
@@ -50,6 +55,17 @@ def test_the_refusal_is_one_line_with_a_sum_that_adds_up(pair: Pair) -> None:
 def test_weights_that_do_not_fit_ask_for_a_smaller_target(pair: Pair) -> None:
     with pytest.raises(CheckpointError, match="a smaller or a 4-bit target"):
         require_room(pair, Limit(2**20, "test"))
+
+
+def test_a_packed_target_counts_as_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = quantize_target(TARGET, tmp_path / "packed")
+    unpacked = read_pair(path, None, rows=1).target_bytes
+    monkeypatch.setattr(packing, "free_bytes", lambda: unpacked)
+    packed = read_pair(path, None, rows=1).target_bytes
+    for is_packed, counted in ((False, unpacked), (True, packed)):
+        model = load_target(path, packed=is_packed).model
+        assert sum(cast(mx.array, array).nbytes for _, array in tree_flatten(model.parameters())) == counted
+    assert 3 * packed < unpacked
 
 
 def test_each_replica_counts_only_its_own_part(pair: Pair) -> None:
@@ -97,8 +113,8 @@ def test_a_containers_limit_counts_and_its_page_cache_is_free(
     (tmp_path / "memory.max").write_text(f"{most}\n")
     (tmp_path / "memory.current").write_text(f"{used}\n")
     (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\nactive_file 7\n")
-    assert memory_limit._control_group_room(tmp_path) == room
-    assert memory_limit._control_group_room(tmp_path / "none") is None
+    assert container_room(tmp_path) == room
+    assert container_room(tmp_path / "none") is None
 
 
 GIB = 2**30
