@@ -44,7 +44,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("vllm:prefix_cache_hits_total", "counter", "Of those, tokens that a saved prefix stood for."),
     Metric("dflash_prefix_bytes", "gauge", "Bytes of saved prefixes that the latest target to play holds."),
-    Metric("vllm:generation_tokens_total", "counter", "Tokens emitted, bonus tokens included."),
+    Metric("vllm:generation_tokens_total", "counter", "Tokens of answers, bonus tokens included."),
     Metric(
         "vllm:request_success_total",
         "counter",
