@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray.scripts.scripts import start
@@ -143,13 +144,40 @@ def test_the_check_asks_the_doctor_only_if_the_head_answers(run) -> None:
     assert run("check.sh", token=None).returncode == 1
 
 
-def test_the_agent_calls_the_script_with_its_words() -> None:
-    agent = plistlib.loads((MACS / "org.dflash-serve.ray.plist").read_bytes())
-    assert agent["ProgramArguments"][1:] == ["CHECKOUT/k8s/macs/join.sh", "KIND", "ROLE", "HEAD"]
+def agents() -> dict[str, dict[str, Any]]:
+    """The agents by their labels, filled in by the lines of the README."""
     readme = (MACS / "README.md").read_text(encoding="utf-8")
-    assert all(f"s|{word}|" in readme for word in ("CHECKOUT", "KIND", "ROLE", "HEAD"))
-    assert agent["Label"] in readme
+    found: dict[str, dict[str, Any]] = {}
+    for line in re.findall(r"^(sed -e .*\.plist) \\$", readme, re.MULTILINE):
+        environment = {"PATH": os.environ["PATH"], "HOME": "/Users/me"}
+        made = subprocess.run(
+            ["bash", "-c", line], cwd=K8S.parent, env=environment, capture_output=True, check=True
+        )
+        agent = plistlib.loads(made.stdout)
+        found[agent["Label"]] = agent
+        assert f"~/Library/LaunchAgents/{agent['Label']}.plist" in readme
+    return found
+
+
+def test_the_first_agent_calls_the_script_with_its_words() -> None:
+    agent = agents()["org.dflash-serve.ray"]
+    script, *words = agent["ProgramArguments"][1:]
+    assert (script, words) == (str(MACS / "join.sh"), ["worker", "drafter", "FIRST_ADDRESS"])
     assert agent["KeepAlive"] is True
+
+
+def test_the_second_agent_starts_the_application_as_the_readme_does_by_hand(run) -> None:
+    agent = agents()["org.dflash-serve.up"]
+    assert agent["KeepAlive"] is True
+    program, command, flag, file = agent["ProgramArguments"]
+    assert (program, command, flag) == (f"{K8S.parent}/.venv/bin/dflash-serve", "up", "--config")
+    given = agent["EnvironmentVariables"]
+    settings = load_settings(Path(file), environment=given)
+    assert settings.api_keys_file == Path("/Users/me/.dflash-keys")
+    made = run("join.sh", "head", "both", NODE_ADDRESS="10.0.0.9")
+    nodes = dict(line.split("=", 1) for line in made.stdout.splitlines() if line.startswith("RAY_"))
+    assert {name: value for name, value in given.items() if name.startswith("RAY_")}.items() <= nodes.items()
+    assert given["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "1"
 
 
 def test_the_settings_ask_for_what_the_script_gives(run) -> None:
@@ -168,6 +196,7 @@ def test_the_settings_ask_for_what_the_script_gives(run) -> None:
 
 def test_commands_of_the_readme_call_scripts_that_are_there() -> None:
     text = (MACS / "README.md").read_text(encoding="utf-8")
-    called = {word for word in shlex.split(text.replace("'", "")) if word.startswith("k8s/macs/")}
+    words = shlex.split(re.sub("['`]", " ", text))
+    called = {word for word in words if word.startswith("k8s/macs/")}
     assert called
     assert all((K8S.parent / word).exists() for word in called), called
