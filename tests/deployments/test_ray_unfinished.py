@@ -6,6 +6,7 @@ import urllib.request
 from contextlib import ExitStack, closing
 
 import grpc
+import httpx2
 import pytest
 from grpc import StatusCode
 from ray.serve.handle import DeploymentHandle
@@ -88,6 +89,23 @@ def test_bodies_that_never_end_keep_nobody_out(port: int) -> None:
     assert status(ask(port)) == 200
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30) as response:
         assert json.load(response)["running"] == 0
+
+
+def test_heads_that_never_end_keep_nobody_out(port: int) -> None:
+    with ExitStack() as held:
+        for _ in range(100):
+            raw = held.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=30)))
+            raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\nx-slow: ")
+        assert [status(ask(port)) for _ in range(3)] == [200] * 3
+    assert status(ask(port)) == 200
+
+
+def test_ten_megabytes_are_too_large_and_refused_in_our_words(port: int) -> None:
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
+    headers = {"content-type": "application/json"}
+    response = httpx2.post(url, content=b" " * 10 * 2**20, headers=headers, timeout=60)
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "payload_too_large")
+    assert status(ask(port)) == 200
 
 
 def test_bytes_that_are_no_message_are_an_invalid_argument_behind_rays_proxy_too(
