@@ -11,9 +11,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -176,6 +178,59 @@ def health_of(served: Served) -> Any:
     with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
         stub: Any = HealthStub(channel)  # its methods are made when it is
         return stub.Check(HealthCheckRequest(), timeout=30).status
+
+
+def token_ids(served: Served) -> list[int]:
+    """One answer, streamed; it must be whole."""
+    message = {"role": "user", "content": "Write a Python function that adds two numbers."}
+    ask = {"model": "demo", "messages": [message], "temperature": 0, "max_tokens": 200, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{served.port}/v1/chat/completions",
+        data=json.dumps({**ask, "stream": True, "return_token_ids": True}).encode(),
+        headers={"content-type": "application/json", "authorization": f"Bearer {served.key}"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        lines = answer.read().decode().splitlines()
+    assert "data: [DONE]" in lines, lines[-3:]
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return [token for chunk in chunks for choice in chunk["choices"] for token in choice["token_ids"]]
+
+
+@pytest.mark.timeout(600)
+def test_a_changed_configuration_deployed_under_load_loses_nothing(served: Served) -> None:
+    head, is_over = served.head, threading.Event()
+
+    def application() -> Any:
+        _, body = head.ask(head.dashboard, "/api/serve/applications/", key=head.token)
+        return json.loads(body)["applications"]["dflash"]
+
+    def replicas() -> set[str]:
+        deployments = application()["deployments"].values()
+        return {replica["replica_id"] for each in deployments for replica in each["replicas"]}
+
+    def answers() -> list[list[int]]:
+        found = []
+        while not is_over.is_set():
+            found.append(token_ids(served))
+        return found
+
+    reference, before = token_ids(served), replicas()
+    config = application()["deployed_app_config"]
+    config["args"]["max_queue"] = config["args"].get("max_queue", 64) + 1
+    with ThreadPoolExecutor() as pool:
+        asking = [pool.submit(answers) for _ in range(3)]
+        try:
+            body = json.dumps({"applications": [config]}).encode()
+            assert head.ask(head.dashboard, "/api/serve/applications/", body, key=head.token)[0] == 200
+            wait_for(
+                lambda: application()["status"] == "RUNNING" and before.isdisjoint(replicas()), 2 * READY_S
+            )
+        finally:
+            is_over.set()
+        heard = [ids for future in asking for ids in future.result()]
+    assert len(reference) == 200
+    assert len(heard) > 3
+    assert all(ids == reference for ids in heard)
 
 
 def test_the_grpc_port_answers_too(served: Served) -> None:
