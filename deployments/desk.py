@@ -182,9 +182,12 @@ class Desk:
         excess = waiting + count - self._max_queue
         if excess <= 0 or (excess := excess - self._places().num_free) <= 0:
             return
-        surplus = self._waiting.surplus(min(excess, count), client)
-        if not surplus:
+        surplus = self._waiting.surplus(client)
+        if len(surplus) < min(excess, count):
             raise self._refusal(full)
+        self._refuse(surplus)
+
+    def _refuse(self, surplus: Iterable[Ticket]) -> None:
         for ticket in surplus:
             self._waiting.remove(ticket)
             ticket.fail(self._refusal("more than half of those who wait were yours, and others came"))
@@ -239,6 +242,8 @@ class Desk:
                 self._send_scout()
         for window in self._windows:
             window.open(self._window_max_age_s)
+        if not self._board.is_silent:
+            self._refuse(self._waiting.surplus())
         self._statistics.observe_waiting(self.num_waiting)
         self._statistics.observe_running(self.num_running)
 

@@ -1,13 +1,13 @@
 """Requests that wait for a place, fair between clients.
 
 Places go round robin over the clients, and inside one to whoever came first. Rows that had a place and lost
-it with their window stand before all others. A client may fill the queue as long as nobody else waits; when
-somebody does, no client may hold more than half of it, and what it holds beyond is refused from its end to
-let others in.
+it with their window stand before all others. A client may fill the queue as long as nobody else waits; as
+soon as somebody does, no client holds more than half of it: what it held beyond is refused, from its end.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 
 from deployments.ticket import Ticket
 
@@ -80,23 +80,26 @@ class FairQueue:
             if not tickets:
                 del self._clients[ticket.generation.client]
 
-    def surplus(self, count: int, client: str) -> Sequence[Ticket]:
-        """Tickets, at least ``count``, that must go to let another client in; none if there are too few.
+    def surplus(self, newcomer: str | None = None) -> Sequence[Ticket]:
+        """Tickets that clients hold beyond half while another waits, or ``newcomer`` is about to.
 
-        They are the last requests of clients that hold more than half; the largest holding gives first. A
-        request whose choices wait in part only, since the others have their place, stays.
+        They are a client's last requests. A request whose choices wait in part only, since the others have
+        their place, stays.
         """
-        held = {other: self.num_of(other) for other in self._clients if other != client}
-        found: list[Ticket] = []
-        while len(found) < count:
-            largest = max(held, key=held.__getitem__, default=None)
-            if largest is None or held[largest] <= self._share:
-                return ()
-            tickets = [ticket for ticket in self._clients[largest] if ticket not in found]
-            last = [t for t in tickets if t.generation is tickets[-1].generation] if tickets else []
-            if not last or len(last) < last[0].generation.num_choices:
-                del held[largest]
-                continue
-            found.extend(last)
-            held[largest] -= len(last)
+        if len(self) <= self._share or not self._have_company(newcomer):
+            return ()
+        return [t for client in self._clients if client != newcomer for t in self._beyond_share(client)]
+
+    def _have_company(self, newcomer: str | None) -> bool:
+        clients = {*self._clients, *(ticket.generation.client for ticket in self._moved)}
+        return len(clients if newcomer is None else clients | {newcomer}) > 1
+
+    def _beyond_share(self, client: str) -> Sequence[Ticket]:
+        num_beyond, found = self.num_of(client) - self._share, list[Ticket]()
+        requests = [list(choices) for _, choices in groupby(self._clients[client], lambda t: t.generation.id)]
+        while len(found) < num_beyond and requests:
+            last = requests.pop()
+            if len(last) < last[0].generation.num_choices:
+                break
+            found += last
         return found

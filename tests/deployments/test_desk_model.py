@@ -1,47 +1,76 @@
-"""Any interleaving of requests, rounds, leavers, refusals and lost targets, as one state machine.
+"""Any interleaving of requests, rounds, leavers, refusals, faults and lost replicas, as one state machine.
 
-Whatever happens, each request ends exactly once, what it was given is a prefix of its own answer that only
+Whatever happens, each choice ends exactly once, what it was given is a prefix of its own answer that only
 grows, no more rows play than there are slots, and nothing is left when all have ended. Places go round robin:
-while a client waits, every other one gets at most one place before it.
+while a client waits, every other one gets at most one place before it, and none has more than half the queue.
 """
 
 import asyncio
 import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import dataclass, field
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Literal
 from unittest.mock import patch
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from deployments.desk import Desk
+from deployments.exchange.patience import Patience
+from deployments.exchange.remote import RemoteDrafter
+from deployments.exchange.transport import Transport
 from deployments.fair_queue import FairQueue
 from deployments.generation import Ended, Generation, TextTokens
-from deployments.messages import Answer, Opening
-from deployments.ticket import MAX_FRUITLESS_MOVES, Ticket
-from dflash_core.errors import DFlashError, QueueFull, RowFailed
+from deployments.lane import Lane
+from deployments.lanes import Standing
+from deployments.messages import Answer, Closed, Opened, Opening
+from deployments.ticket import MAX_FRUITLESS_MOVES, SUSPICIOUS_MOVES, Ticket
+from dflash_core.errors import DeadlineExceeded, DFlashError, QueueFull, RowFailed, Unavailable
+from tests.deployments.fake_engine import BLOCK, FAULT, FakeWindow
+from tests.deployments.local_link import LocalLink
 from tests.deployments.test_desk import LocalStage, desk, expected, request
+from tests.deployments.turning_loop import TurningLoop
 from tests.deployments.virtual_time import VirtualTimeLoop
 
 MAX_ROWS, MAX_QUEUE = 3, 4
+SHARE = MAX_QUEUE // 2
 NAMES = ("alice", "bob", "carol")
+POISON = FAULT + 1  # a row with this token in its prompt breaks every window that plays it
+PING_S = 0.1  # until a drafter that is back has been asked
+
+Kind = Literal["ordinary", "fails", "breaks its window", "is late"]
 
 
 class LossyStage(LocalStage):
-    """Every window open dies when told to, without a word."""
+    """Its target dies when told to, without a word; while it is away calls wait for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, drafter: RemoteDrafter) -> None:
         super().__init__()
+        self.lane = Lane(lambda window_id: FakeWindow(window_id, drafter, 64, 0.0), max_windows=2)
         self.losses = 0
+        self.is_there = asyncio.Event()
+        self.is_there.set()
 
     async def play(self, opening: Opening) -> AsyncGenerator[Answer, None]:
+        await self.is_there.wait()
         before = self.losses
-        async for answer in super().play(opening):
-            if self.losses > before:
-                raise ConnectionError("replica died")
-            yield answer
+        async with aclosing(super().play(opening)) as answers:
+            async for answer in answers:
+                if self.losses > before:
+                    raise ConnectionError("replica died")
+                if not isinstance(answer, Opened) and self._is_poisoned(opening):
+                    yield Closed("failed", "a processor raised")
+                    return
+                yield answer
+
+    def _is_poisoned(self, opening: Opening) -> bool:
+        entry = self.lane._windows.get(opening.window_id)
+        rows = entry.window._rows.values() if entry is not None else ()  # type: ignore[attr-defined]
+        return any(POISON in row.prompt for row in rows)
 
 
 class WatchedQueue(FairQueue):
@@ -59,9 +88,12 @@ class WatchedQueue(FairQueue):
 
     def pop(self, may: Callable[[Ticket], bool] = lambda ticket: True) -> Ticket | None:
         first = {client: tickets[0] for client, tickets in self._clients.items()}
-        moved = list(self._moved)
+        moved = [ticket for ticket in self._moved if may(ticket)]  # a suspect waits until it may play alone
         ticket = super().pop(may)
-        assert ticket is not None  # lanes here take everybody
+        if ticket is None:
+            if moved or first:
+                self.faults.append("nobody was given a place")
+            return None
         client = ticket.generation.client
         if moved:
             if ticket is not moved[0]:
@@ -81,6 +113,18 @@ class WatchedQueue(FairQueue):
         if ticket.generation.client not in self._clients:
             self._forget(ticket.generation.client)
 
+    def greedy(self) -> list[str]:
+        """Clients that hold more than half beside others, though their last request could be refused."""
+        held = Counter(ticket.generation.client for ticket in self)
+        if len(held) < 2:
+            return []
+        last = {client: tickets[-1].generation for client, tickets in self._clients.items()}
+        whole = {
+            client: sum(t.generation is generation for t in self._clients[client]) == generation.num_choices
+            for client, generation in last.items()
+        }
+        return [client for client, is_whole in whole.items() if is_whole and held[client] > SHARE]
+
     def _forget(self, client: str) -> None:
         """Its turn has come, or nothing of it waits."""
         self.passed[client] = Counter()
@@ -91,8 +135,9 @@ class Client:
     """One request as its client sees it."""
 
     generation: Generation
-    tokens: list[int] = field(default_factory=list)
-    ends: int = 0
+    kind: Kind
+    tokens: dict[int, list[int]] = field(default_factory=dict)  # by choice
+    ended: set[int] = field(default_factory=set)
     error: DFlashError | None = None
     has_left: bool = False
     task: "asyncio.Task[None] | None" = None
@@ -100,10 +145,12 @@ class Client:
     async def read(self, desk: Desk) -> None:
         try:
             async for event in desk.play(self.generation):
-                assert not self.ends, "an event after the end"
+                if isinstance(event, TextTokens | Ended):
+                    assert event.index not in self.ended, "an event after the end"
                 if isinstance(event, TextTokens):
-                    self.tokens.extend(event.token_ids)
-                self.ends += isinstance(event, Ended)
+                    self.tokens.setdefault(event.index, []).extend(event.token_ids)
+                if isinstance(event, Ended):
+                    self.ended.add(event.index)
         except DFlashError as error:
             self.error = error
 
@@ -116,7 +163,11 @@ class DeskMachine(RuleBasedStateMachine):
         self.patch = patch("deployments.desk.FIRST_PAUSE_S", 0.001)
         self.patch.start()
         self.loop = VirtualTimeLoop()  # by the machine's clock, one sequence would not play the same twice
-        self.stage = LossyStage()
+        self.links_loop = TurningLoop()
+        self.link = LocalLink()
+        patience = Patience(30.0, floor_s=30.0)
+        self.drafter = RemoteDrafter(self.link, self.links_loop, Transport("value"), "fake", BLOCK, patience)
+        self.stage = LossyStage(self.drafter)
         self.desk = desk(self.stage, max_rows=MAX_ROWS, max_queue=MAX_QUEUE)
         self.queue = self.desk._waiting = WatchedQueue(MAX_QUEUE)
         self.clients: list[Client] = []
@@ -125,25 +176,40 @@ class DeskMachine(RuleBasedStateMachine):
     def pass_time(self, seconds: float) -> None:
         self.loop.run_until_complete(asyncio.sleep(seconds))
 
+    def tell(self, *standings: Standing) -> None:
+        async def work() -> None:
+            self.desk.hear("targets", standings)
+
+        self.loop.run_until_complete(work())
+
     @property
     def reading(self) -> list[Client]:
         return [c for c in self.clients if c.task is not None and not c.task.done()]
 
-    @rule(max_tokens=st.integers(1, 40), name=st.sampled_from(NAMES))
-    def ask(self, max_tokens: int, name: str) -> None:
-        client = Client(request(next(self.numbers), max_tokens, client=name))
+    @rule(
+        max_tokens=st.integers(1, 40),
+        name=st.sampled_from(NAMES),
+        count=st.sampled_from((1, 1, 2)),
+        kind=st.sampled_from(("ordinary", "ordinary", "ordinary", "fails", "breaks its window", "is late")),
+    )
+    def ask(self, max_tokens: int, name: str, count: int, kind: Kind) -> None:
+        client = self.new_client(max_tokens, name, count, kind)
         held = Counter(ticket.generation.client for ticket in self.queue)
-        untouched = Counter(t.generation.client for t in self.queue if not t.was_admitted)
+        num_queued, surplus = self.desk._num_queued(), len(self.queue.surplus(name))
         client.task = self.loop.create_task(client.read(self.desk))
         self.clients.append(client)
         self.pass_time(0)
         if isinstance(client.error, QueueFull):
-            has_half = held[name] >= MAX_QUEUE // 2
-            others_hold_more = any(
-                held[other] > MAX_QUEUE // 2 and untouched[other] for other in held.keys() - {name}
-            )
-            assert has_half or not others_hold_more, "refused for others' sake"
-            assert held.total() >= MAX_QUEUE or (has_half and held.total() > held[name])
+            has_half = held.total() > held[name] and held[name] + count > SHARE
+            assert has_half or num_queued + count > MAX_QUEUE, "refused while there was room"
+            assert has_half or surplus < count, "refused while others held more than their share"
+
+    def new_client(self, max_tokens: int, name: str, count: int, kind: Kind) -> Client:
+        asked = request(next(self.numbers), max_tokens, client=name)
+        mark = {"fails": FAULT, "breaks its window": POISON}.get(kind, 1)
+        deadline_s = 0.005 if kind == "is late" else asked.deadline_s
+        prompt_ids = (mark, asked.prompt_ids[-1])
+        return Client(replace(asked, prompt_ids=prompt_ids, num_choices=count, deadline_s=deadline_s), kind)
 
     @rule(rounds=st.integers(1, 12))
     def play(self, rounds: int) -> None:
@@ -164,30 +230,62 @@ class DeskMachine(RuleBasedStateMachine):
         self.stage.losses += 1
         self.pass_time(0.002)
 
+    @rule(is_told=st.booleans())
+    def lose_the_target_for_long(self, is_told: bool) -> None:
+        self.stage.is_there.clear()
+        self.lose_the_target()
+        if is_told:
+            self.tell()
+
+    @rule(is_told=st.booleans())
+    def have_the_target_back(self, is_told: bool) -> None:
+        self.stage.is_there.set()
+        if is_told:
+            self.tell(Standing("lane"))
+        self.pass_time(0.002)
+
     @rule(times=st.integers(1, 3))
     def be_refused(self, times: int) -> None:
         self.stage.refusals = times
 
+    @rule()
+    def lose_the_drafter(self) -> None:
+        self.link.is_dead = True
+
+    @rule()
+    def have_another_drafter(self) -> None:
+        self.link.restart()
+        self.links_loop.pass_time(PING_S)
+
     @invariant()
     def what_a_client_has_is_a_prefix_of_its_answer(self) -> None:
         for client in self.clients:
-            assert client.tokens == expected(client.generation)[: len(client.tokens)]
-            assert client.ends <= 1
+            for tokens in client.tokens.values():
+                assert tokens == expected(client.generation)[: len(tokens)]
 
     @invariant()
     def places_go_round_robin(self) -> None:
         assert not self.queue.faults
 
     @invariant()
+    def nobody_has_more_than_half_of_the_queue_beside_others(self) -> None:
+        assert self.desk._board.is_silent or not self.queue.greedy()
+
+    @invariant()
     def no_more_rows_play_than_there_are_slots(self) -> None:
+        assert self.stage.lane.num_rows <= MAX_ROWS
         assert self.desk.num_waiting <= MAX_QUEUE + MAX_ROWS  # rows that moved come back to the queue
-        assert self.desk.num_running <= MAX_ROWS * max(1, self.desk.num_windows)
+        assert self.desk.num_running <= MAX_ROWS
 
     def teardown(self) -> None:
         try:
+            self.stage.is_there.set()
             tasks = [c.task for c in self.clients if c.task is not None]
+            assert self.desk.drain() == sum(len(self.playing(client)) for client in self.reading)
             if tasks:
                 self.loop.run_until_complete(asyncio.wait_for(asyncio.wait(tasks), 20))
+            with pytest.raises(Unavailable, match="shutting down"):
+                self.loop.run_until_complete(anext(self.desk.play(request(0))))
             self.pass_time(0.01)
             for client in self.clients:
                 self.check_end(client)
@@ -196,20 +294,33 @@ class DeskMachine(RuleBasedStateMachine):
         finally:
             self.desk.close()
             self.pass_time(0.01)
+            self.link.is_dead = False
+            self.links_loop.pass_time(PING_S)
             self.loop.close()
+            self.links_loop.close()
             self.patch.stop()
+        assert not self.drafter._windows
+        assert self.link.sessions.num_sessions == 0
+
+    def playing(self, client: Client) -> set[int]:
+        return set(range(client.generation.num_choices)) - client.ended
 
     def check_end(self, client: Client) -> None:
         if client.has_left:
             return
         if client.error is None:
-            assert client.tokens == expected(client.generation)
-            assert client.ends == 1
+            assert client.kind != "breaks its window"
+            assert client.ended == set(range(client.generation.num_choices))
+            assert all(tokens == expected(client.generation) for tokens in client.tokens.values())
         elif isinstance(client.error, RowFailed):
-            assert self.stage.losses > MAX_FRUITLESS_MOVES
+            # A row that breaks windows counts against another until they are parted.
+            is_its_own = client.kind in ("fails", "breaks its window")
+            assert is_its_own or self.stage.losses + SUSPICIOUS_MOVES > MAX_FRUITLESS_MOVES
+        elif isinstance(client.error, DeadlineExceeded):
+            assert client.kind == "is late"
         else:
             assert isinstance(client.error, QueueFull), client.error
-            assert not client.tokens  # whoever had a place keeps it
+            assert client.generation.num_choices > 1 or not client.tokens  # whoever had a place keeps it
 
 
 DeskMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)

@@ -81,31 +81,40 @@ def test_rows_that_lost_their_place_count_as_their_clients() -> None:
     assert not waiting.may_take("a", 1)
 
 
-def test_the_last_of_the_largest_client_makes_room() -> None:
-    waiting = queue(*[ticket("a", number) for number in range(5)], *[ticket("b", 10 + n) for n in range(6)])
-    assert [t.row_id for t in waiting.surplus(3, "c")] == ["g15", "g4", "g14"]
+def surplus(waiting: FairQueue, newcomer: str | None = None) -> list[str]:
+    return [t.row_id for t in waiting.surplus(newcomer)]
 
 
-def test_nobody_makes_room_who_holds_no_more_than_half() -> None:
-    waiting = queue(*[ticket("a", number) for number in range(5)])
-    assert not waiting.surplus(2, "b")  # one would be had, two would cost the client its half
-    assert not waiting.surplus(1, "a")  # nor does a client for itself
-    waiting.pop()
-    assert not waiting.surplus(1, "b")
+def test_what_is_beyond_half_goes_from_its_clients_end_as_soon_as_another_waits() -> None:
+    waiting = queue(*[ticket("a", number) for number in range(6)])
+    assert surplus(waiting) == []
+    assert surplus(waiting, "b") == ["g5", "g4"]
+    waiting.extend([ticket("b", 10)])
+    assert surplus(waiting) == ["g5", "g4"]
 
 
-def test_rows_that_lost_their_place_make_no_room() -> None:
+def test_nobody_gives_way_who_holds_no_more_than_half() -> None:
+    waiting = queue(*[ticket("a", number) for number in range(4)], *[ticket("b", 9)])
+    assert surplus(waiting) == surplus(waiting, "c") == []
+    waiting.extend([ticket("a", 5)])
+    assert surplus(waiting, "a") == []  # nor does a client for itself
+    assert surplus(waiting) == ["g5"]
+
+
+def test_rows_that_lost_their_place_give_way_to_nobody_and_are_company() -> None:
     waiting = queue()
     waiting.put_back([ticket("a", number) for number in range(8)])
-    assert not waiting.surplus(1, "b")
+    assert surplus(waiting, "b") == []
+    waiting.extend([ticket("a", 8), *[ticket("b", number) for number in range(10, 15)]])
+    assert surplus(waiting) == ["g8", "g14"]
 
 
 def test_choices_go_together_or_not_at_all() -> None:
     several = choices("a", 1, 6)
-    assert list(queue(*several).surplus(1, "b")) == several
+    assert list(queue(*several).surplus("b")) == several
     waiting = queue(*several)
     waiting.pop()  # the others have been asked for with it, and one of them plays
-    assert not waiting.surplus(1, "b")
+    assert not waiting.surplus("b")
 
 
 def test_who_waits_no_longer_is_forgotten() -> None:
