@@ -6,6 +6,7 @@ Nothing here calls Ray's Python interface: everything goes through the commands 
 import json
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,13 +14,14 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.deployments.conftest import free_port
+from tests.deployments.readme import readme
 
 BIN = Path(sys.executable).parent
 
@@ -42,16 +44,27 @@ class Cluster:
         return self.ray("job", "submit", *options, "--", *command, timeout_s=timeout_s)
 
     def ray(self, *command: object, timeout_s: float = 60) -> "Outcome":
-        done = subprocess.run(
-            [BIN / "ray", *map(str, command)],
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-        return Outcome(done.returncode, done.stdout)
+        return _outcome([BIN / "ray", *map(str, command)], self.environment, timeout_s)
+
+    def type_readme(self, module: str, folder: Path, output: Path, *flags: object) -> "Outcome":
+        """The README's lines for a job, typed where nothing of the cluster is set, but for places and flags.
+
+        ``folder`` has the job's working directory, ``chats``; ``output`` is where its results go.
+        """
+        *exports, batch, parity, bench = readme("", "ray job submit").splitlines()
+        command = next(line for line in (batch, parity, bench) if f" deployments.jobs.{module} " in line)
+        script = "\n".join([*exports, f"{command} {shlex.join(map(str, flags))}"])
+        places = {
+            "http://HEAD:8265": self.environment["RAY_API_SERVER_ADDRESS"],
+            "$HOME/.ray/auth_token": self.environment["RAY_AUTH_TOKEN_PATH"],
+            "/shared/": f"{output.parent}/",
+        }
+        for place, ours in places.items():
+            assert place in script
+            script = script.replace(place, shlex.quote(ours))
+        assert f"--output {output} " in script
+        bare = {name: value for name, value in self.environment.items() if not name.startswith("RAY_A")}
+        return _outcome(["bash", "-ec", script], bare, 300, folder)
 
     def chat(self, body: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         """One request over HTTP, alone."""
@@ -70,6 +83,25 @@ class Outcome:
 
     code: int
     text: str
+
+
+def _outcome(
+    command: Sequence[str | Path],
+    environment: Mapping[str, str],
+    timeout_s: float,
+    folder: Path | None = None,
+) -> Outcome:
+    done = subprocess.run(
+        command,
+        env=environment,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    return Outcome(done.returncode, done.stdout)
 
 
 @contextmanager

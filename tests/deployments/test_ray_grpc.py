@@ -34,6 +34,7 @@ from dflash_core.errors import Unavailable
 from tests.deployments.conftest import ROOT
 from tests.deployments.fake_engine import FAULT, PAIR, FakeEngine, RoundLog, script
 from tests.deployments.ray_client import call, wait_until
+from tests.deployments.readme import readme
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(150), pytest.mark.ray]
 
@@ -438,13 +439,6 @@ def test_a_running_serve_is_joined_at_its_own_port_and_refused_at_another(
     refuse_others(found, Endpoints.wanted(ours))
     with pytest.raises(Unavailable, match=f"gRPC on port {grpc_port} .* gRPC on port 9 "):
         refuse_others(found, Endpoints.wanted(ours.model_copy(update={"grpc_port": 9})))
-
-
-def readme(language: str, word: str) -> str:
-    """The README's block in this language with this word."""
-    fences = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-    blocks = fences.findall((ROOT / "README.md").read_text())
-    return next(text for tag, text in blocks if tag == language and word in text)
 
 
 def test_the_readmes_example_prints_the_answer(app: str, client: Client) -> None:

@@ -6,7 +6,7 @@ import secrets
 import subprocess
 import time
 import urllib.error
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from deployments.client import CallFailed, Client, ask
+from tests.deployments.batch_jobs import BATCH, read, submit_and_stop, token_ids, unequal, write
 from tests.deployments.job_cluster import BIN, Cluster, application, job_cluster
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.ray]
@@ -28,7 +29,6 @@ QUESTIONS = (
     "Give me a JSON object with a name and an age.",
     "Write a Python function that reverses a string.",
 )
-BATCH = ("python", "-m", "deployments.jobs.batch", "--input", "chats.jsonl", "--output")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def chats(tmp_path: Path) -> Path:
     """A folder with a file of chats, as a laptop would have it; it travels with the job."""
     folder = tmp_path / "chats"
     folder.mkdir()
-    write(folder / "chats.jsonl", {f"q{i}": body(question) for i, question in enumerate(QUESTIONS)})
+    write(folder / "chats.jsonl", bodies_of(QUESTIONS))
     return folder
 
 
@@ -55,59 +55,32 @@ def body(question: str, **fields: Any) -> dict[str, Any]:
     return {**defaults, "messages": messages, **fields}
 
 
-def write(file: Path, bodies: dict[str, dict[str, Any]]) -> None:
-    lines = [
-        {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": fields}
-        for name, fields in bodies.items()
-    ]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def read(output: Path) -> dict[str, dict[str, Any]]:
-    results = [json.loads(line) for line in output.read_text().splitlines()]
-    named = {result["custom_id"]: result for result in results}
-    assert len(named) == len(results)
-    return named
-
-
-def token_ids(answer: dict[str, Any]) -> list[int]:
-    return answer["choices"][0]["token_ids"]
+def bodies_of(questions: Sequence[str], **fields: Any) -> dict[str, dict[str, Any]]:
+    return {f"q{i}": body(question, **fields) for i, question in enumerate(questions)}
 
 
 def test_a_batch_gives_each_chat_the_token_ids_that_it_gets_over_http_alone(
     cluster: Cluster, chats: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "answers.jsonl"
-    outcome = cluster.submit(*BATCH, output, "--progress-every", 0.5, options=("--working-dir", str(chats)))
+    outcome = cluster.type_readme("batch", chats.parent, output, "--progress-every", 0.5)
     assert outcome.code == 0, outcome.text
     assert f"all 8 rows are answered, in {output}" in outcome.text
     assert "accepted a round" in outcome.text
-    results = read(output)
-    for i, question in enumerate(QUESTIONS):
-        alone = cluster.chat(body(question))
-        assert token_ids(results[f"q{i}"]["response"]["body"]) == token_ids(alone), question
+    assert unequal(cluster, bodies_of(QUESTIONS), read(output)) == []
 
 
 def test_a_job_that_is_stopped_half_way_and_submitted_again_has_every_line_once(
     cluster: Cluster, tmp_path: Path
 ) -> None:
+    """``tests.benchmarks.batch_job`` does the same with 200 chats."""
     folder, output = tmp_path / "many", tmp_path / "answers.jsonl"
     folder.mkdir()
-    bodies = {f"q{i}": body(QUESTIONS[i % 8], ignore_eos=True) for i in range(16)}
+    bodies = bodies_of(QUESTIONS * 2, ignore_eos=True)
     write(folder / "chats.jsonl", bodies)
-    options = ("--working-dir", str(folder))
-    command = (*BATCH, output, "--in-flight", 2)
-    first = cluster.ray(
-        *("job", "submit", "--no-wait", "--submission-id", "stopped"), *options, "--", *command
-    )
-    assert first.code == 0, first.text
-    until = time.monotonic() + 120
-    while not output.exists() or output.read_bytes().count(b"\n") < 4:
-        assert time.monotonic() < until, cluster.ray("job", "logs", "stopped").text
-        time.sleep(0.1)
-    stopped = cluster.ray("job", "stop", "stopped")
-    assert stopped.code == 0, stopped.text
-    assert "run it again to go on" in cluster.ray("job", "logs", "stopped").text
+    command, options = (*BATCH, output, "--in-flight", 2), ("--working-dir", str(folder))
+    log = submit_and_stop(cluster, command, options, output, at_lines=4)
+    assert "run it again to go on" in log
     before = read(output)
     assert 4 <= len(before) < 16
     second = cluster.submit(*command, options=options)
@@ -116,6 +89,7 @@ def test_a_job_that_is_stopped_half_way_and_submitted_again_has_every_line_once(
     after = read(output)
     assert set(after) == set(bodies)
     assert {name: after[name] for name in before} == before
+    assert unequal(cluster, bodies, after) == []
 
 
 def test_a_job_with_a_failed_line_fails(cluster: Cluster, tmp_path: Path) -> None:
@@ -141,9 +115,8 @@ def test_the_gate_runs_on_the_worker_that_has_the_resource_and_leaves_its_verdic
     cluster: Cluster, chats: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "artefacts" / "parity.json"
-    command = ("python", "-m", "deployments.jobs.parity", "--prompts", "chats.jsonl", "--limit", 4)
-    place = ("--resources", '{"apple_silicon": 1}')
-    outcome = cluster.submit(*command, "--output", output, *place, options=("--working-dir", str(chats)))
+    flags = ("--limit", 4, "--resources", '{"apple_silicon": 1}')
+    outcome = cluster.type_readme("parity", chats.parent, output, *flags)
     assert outcome.code == 0, outcome.text
     report = json.loads(output.read_text())
     assert report["passed"]
@@ -154,9 +127,8 @@ def test_the_gate_runs_on_the_worker_that_has_the_resource_and_leaves_its_verdic
 
 def test_the_benchmark_leaves_its_figures_as_json(cluster: Cluster, chats: Path, tmp_path: Path) -> None:
     output = tmp_path / "bench.json"
-    command = ("python", "-m", "deployments.jobs.bench", "--prompts", "chats.jsonl", "--output", output)
-    options = ("--limit", 2, "--rows", 2, "--repeat", 1, "--width", 16, "--arms", "classic,per_row")
-    outcome = cluster.submit(*command, *options, options=("--working-dir", str(chats)))
+    flags = ("--limit", 2, "--rows", 2, "--repeat", 1, "--width", 16, "--arms", "classic,per_row")
+    outcome = cluster.type_readme("bench", chats.parent, output, *flags)
     assert outcome.code == 0, outcome.text
     report = json.loads(output.read_text())
     assert [arm["name"] for arm in report["arms"]] == ["classic", "per_row"]
