@@ -48,6 +48,20 @@ def test_without_a_drafter_there_is_no_drafter_deployment() -> None:
     assert set(deployments(Settings())) == {"Router", "Target", "Drafter"}
 
 
+def test_each_deployment_asks_ray_for_what_its_place_says() -> None:
+    placement = Placement(
+        router=Place(num_cpus=0.25, resources={"node:__internal_head__": 0.01}),
+        target=Place(num_cpus=2.0, resources={"apple_silicon": 0.01, "dflash_target": 1.0}),
+        drafter=Place(num_cpus=1.0, resources={"dflash_drafter": 1.0}),
+    )
+    built = deployments(Settings(placement=placement))
+    asked = {name: deployment.ray_actor_options for name, deployment in built.items()}
+    for name, place in Settings(placement=placement).places.items():
+        assert asked[name]["resources"] == place.resources
+        assert asked[name]["num_cpus"] == place.num_cpus
+    assert len(asked) == 3
+
+
 def test_a_change_of_replica_counts_changes_no_replicas_arguments() -> None:
     more = Settings(placement=Placement(target=Place(replicas=3)))
     arguments = [deployments(s)["Target"].init_args[0] for s in (Settings(), more)]
