@@ -10,7 +10,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,6 +85,21 @@ class RoundLog:
         fresh = self.folder / "pace.new"
         fresh.write_text(str(round_s))
         fresh.replace(self.folder / "pace")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No target starts while the block lasts."""
+        file = self.folder / "held"
+        file.touch()
+        try:
+            yield
+        finally:
+            file.unlink()
+
+    def await_release(self) -> None:
+        """Wait for the end of such a block."""
+        while (self.folder / "held").exists():
+            time.sleep(0.05)
 
     def round_s(self, default: float) -> float:
         file = self.folder / "pace"
@@ -243,6 +259,8 @@ class FakeEngine:
     def open_target(
         self, settings: Settings, link: DrafterLink | None, loop: asyncio.AbstractEventLoop
     ) -> TargetParts:
+        if self.log is not None:
+            self.log.await_release()
         exchange = None
         if link is not None:
             transport = Transport(settings.transport, settings.ref_threshold_bytes)

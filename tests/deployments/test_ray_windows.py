@@ -10,7 +10,9 @@ import httpx2
 import pytest
 from grpc import StatusCode
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve._private.common import ReplicaState
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deployments import client as rpc
@@ -28,6 +30,7 @@ from tests.deployments.ray_client import (
     Client,
     call,
     deploy,
+    expected,
     generation,
     kill_inboxes,
     kill_replica,
@@ -139,6 +142,37 @@ def test_a_killed_drafter_costs_drafts_and_nothing_else(fake_app: DeploymentHand
     assert len(client.windows) == 1
 
 
+def test_drafts_are_back_within_two_rounds_of_a_drafters_being_ready(
+    fake_app: DeploymentHandle, round_log: RoundLog
+) -> None:
+    client = Client(generation(max_tokens=800)).start(fake_app)
+    wait_until(lambda: len(client.tokens) > 40)
+    round_log.set_pace(1.0)  # beside which a ping, and what Serve needs to tell of a replica, are nothing
+    kill_replica("Drafter")
+    wait_until(lambda: _widths(client)[-2:] == [1, 1])
+    wait_until(lambda: _answers("Drafter"))
+    num_before = len(_widths(client))
+    wait_until(lambda: BLOCK in _widths(client)[num_before:])
+    round_log.set_pace(0.02)
+    assert _widths(client)[num_before:].index(BLOCK) <= 2
+    assert client.join().is_complete
+
+
+def test_a_row_whose_target_does_not_come_back_in_time_ends_at_its_deadline(
+    fake_app: DeploymentHandle, round_log: RoundLog
+) -> None:
+    client = Client(generation(max_tokens=4000, deadline_s=8.0)).start(fake_app)
+    wait_until(lambda: len(client.tokens) > 8)
+    with round_log.held():
+        kill_replica("Target")
+        client.join()
+    assert isinstance(client.error, DeadlineExceeded)
+    assert client.tokens == expected(client.request)[: len(client.tokens)]
+    health = call("Router", "health")
+    assert (health["running"], health["waiting"]) == (0, 0)
+    assert Client(generation()).start(fake_app).join().is_complete
+
+
 def test_a_killed_target_costs_a_pause_and_no_token(fake_app: DeploymentHandle) -> None:
     clients = [Client(generation(max_tokens=400)).start(fake_app) for _ in range(3)]
     wait_until(lambda: all(len(client.tokens) > 40 for client in clients))
@@ -233,6 +267,13 @@ def test_an_application_is_drained_before_its_routes_go(
     assert ended == [True]
     assert running.join(5).is_complete
     deploy(SETTINGS)  # others may come
+
+
+def _answers(deployment: str) -> bool:
+    try:
+        return bool(call(deployment, "stats"))
+    except (RayError, RayServeException):
+        return False
 
 
 def _widths(client: Client) -> list[int]:
