@@ -114,8 +114,8 @@ class Window:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
-        return self.num_rows > 0
+        """Whether a step would do anything, if only to tell of rows that ended in ``begin``."""
+        return self._begun is not None or self.num_rows > 0
 
     def admit(self, request: RowRequest) -> None:
         """Queue a row; it takes a slot when one is free.

@@ -129,6 +129,14 @@ def assert_accounts(reports: Sequence[RoundReport], accept: str) -> None:
                 assert p.accepted == p.walked
 
 
+def test_a_row_that_ends_where_a_step_begins_is_told_of_though_no_other_is_left() -> None:
+    request = row("r", prompt(1, 4), 1)  # reading its prompt gives all that it may say
+    with opened(tiny_lane(), request) as window:
+        window.begin()
+        assert window.num_rows == 0
+        assert tokens_of(finish(window)) == {"r": alone(tiny_lane(), request)}
+
+
 def test_who_leaves_while_a_step_is_under_way_is_gone_after_it() -> None:
     requests = [row(f"r{i}", prompt(i, 4 + i), 31) for i in range(3)]
     with opened(tiny_lane(), *requests) as window:
