@@ -1,5 +1,6 @@
 """The smg gateway in front of us: OpenAI's chats come in there, and reach us as token ids over gRPC."""
 
+import json
 import os
 import signal
 import subprocess
@@ -35,8 +36,14 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> RoundLog:
 
 
 @pytest.fixture(scope="module")
-def app(ray_cluster: int, grpc_port: int, log: RoundLog) -> str:
-    deploy(SETTINGS, log)
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the router writes a line for each call."""
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def app(ray_cluster: int, grpc_port: int, log: RoundLog, logs: Path) -> str:
+    deploy(SETTINGS.model_copy(update={"log_dir": logs, "log_format": "json"}), log)
     return f"127.0.0.1:{grpc_port}"
 
 
@@ -108,15 +115,26 @@ def test_a_streamed_chat_through_smg_has_the_same_tokens(client: openai.OpenAI) 
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
+def calls(logs: Path, method: str) -> list[str]:
+    """How the calls of a method of smg's have ended, by the router's log."""
+    written = [line for file in logs.glob("router-*.log") for line in file.read_text().splitlines()]
+    lines = [json.loads(line) for line in written]
+    return [line["status"] for line in lines if line.get("path") == f"mlx.grpc.engine.MlxEngine/{method}"]
+
+
 def test_a_client_of_smg_that_goes_away_frees_its_row(
-    client: openai.OpenAI, pace: Callable[[float], None]
+    client: openai.OpenAI, pace: Callable[[float], None], logs: Path
 ) -> None:
+    """smg drops the stream and calls Abort; either would do."""
     pace(0.1)
+    num_aborts = len(calls(logs, "Abort"))
     stream = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=1000, stream=True)
     next(iter(stream))
     wait_until(lambda: call("Target", "stats")["rows"] == 1)
     stream.close()
     wait_until(lambda: call("Target", "stats")["rows"] == 0, 10)
+    wait_until(lambda: calls(logs, "Abort")[num_aborts:] == ["OK"])
+    wait_until(lambda: calls(logs, "Generate")[-1] == "CANCELLED")
 
 
 def test_what_we_refuse_smg_refuses(client: openai.OpenAI) -> None:
