@@ -27,9 +27,10 @@ from deployments.fair_queue import FairQueue
 from deployments.generation import Ended, Generation, TextTokens
 from deployments.lane import Lane
 from deployments.lanes import Standing
-from deployments.messages import Answer, Closed, Opened, Opening
+from deployments.messages import Answer, Closed, Opening, Played
 from deployments.ticket import MAX_FRUITLESS_MOVES, SUSPICIOUS_MOVES, Ticket
 from dflash_core.errors import DeadlineExceeded, DFlashError, QueueFull, RowFailed, Unavailable
+from dflash_core.request import RowId
 from tests.deployments.fake_engine import BLOCK, FAULT, FakeWindow
 from tests.deployments.local_link import LocalLink
 from tests.deployments.test_desk import LocalStage, desk, expected, request
@@ -39,7 +40,6 @@ from tests.deployments.virtual_time import VirtualTimeLoop
 MAX_ROWS, MAX_QUEUE = 3, 4
 SHARE = MAX_QUEUE // 2
 NAMES = ("alice", "bob", "carol")
-POISON = FAULT + 1  # a row with this token in its prompt breaks every window that plays it
 PING_S = 0.1  # until a drafter that is back has been asked
 
 Kind = Literal["ordinary", "fails", "breaks its window", "is late"]
@@ -52,6 +52,7 @@ class LossyStage(LocalStage):
         super().__init__()
         self.lane = Lane(lambda window_id: FakeWindow(window_id, drafter, 64, 0.0), max_windows=2)
         self.losses = 0
+        self.poison: set[RowId] = set()  # rows that break every window that plays them
         self.is_there = asyncio.Event()
         self.is_there.set()
 
@@ -62,15 +63,13 @@ class LossyStage(LocalStage):
             async for answer in answers:
                 if self.losses > before:
                     raise ConnectionError("replica died")
-                if not isinstance(answer, Opened) and self._is_poisoned(opening):
+                if isinstance(answer, Played) and self._is_poisoned(answer):
                     yield Closed("failed", "a processor raised")
                     return
                 yield answer
 
-    def _is_poisoned(self, opening: Opening) -> bool:
-        entry = self.lane._windows.get(opening.window_id)
-        rows = entry.window._rows.values() if entry is not None else ()  # type: ignore[attr-defined]
-        return any(POISON in row.prompt for row in rows)
+    def _is_poisoned(self, played: Played) -> bool:
+        return any(row.row_id in self.poison for row in played.report.rows)
 
 
 class WatchedQueue(FairQueue):
@@ -206,9 +205,10 @@ class DeskMachine(RuleBasedStateMachine):
 
     def new_client(self, max_tokens: int, name: str, count: int, kind: Kind) -> Client:
         asked = request(next(self.numbers), max_tokens, client=name)
-        mark = {"fails": FAULT, "breaks its window": POISON}.get(kind, 1)
         deadline_s = 0.005 if kind == "is late" else asked.deadline_s
-        prompt_ids = (mark, asked.prompt_ids[-1])
+        prompt_ids = (FAULT if kind == "fails" else 1, asked.prompt_ids[-1])
+        if kind == "breaks its window":
+            self.stage.poison |= {asked.row_id(index) for index in range(count)}
         return Client(replace(asked, prompt_ids=prompt_ids, num_choices=count, deadline_s=deadline_s), kind)
 
     @rule(rounds=st.integers(1, 12))
