@@ -5,6 +5,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from jinja2.utils import Cycler
+
 from dflash_core.checkpoints import TargetSpec, read_drafter_spec, read_target_spec
 from dflash_core.checkpoints.json_file import parse_json_object
 from dflash_core.checkpoints.safetensors_header import read_header
@@ -94,7 +96,7 @@ def template(source: str) -> None:
         text = made.render([{"role": "user", "content": "Hi"}], None, True, {}, Budget(seconds=0.2))
     except (CheckpointError, InvalidRequest):
         return
-    assert "<class" not in text
+    assert "<class" not in text.replace(str(Cycler), "")  # which Jinja gives to every template
 
 
 def conversation(messages: Any) -> None:
