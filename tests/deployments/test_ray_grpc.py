@@ -355,7 +355,7 @@ def test_leaving_the_loop_over_a_stream_frees_its_row_time_after_time(
         assert isinstance(next(stream), pb.Started)
         assert isinstance(next(stream), pb.Tokens)
         stream.close()
-        wait_until(lambda: call("Target", "stats")["rows"] == 0, 5)
+        wait_until(lambda: call("Target", "stats")["rows"] == 0, 20)
 
 
 @BOTH

@@ -121,6 +121,9 @@ def check_http(answer: HttpAnswer, sent: bytes = b"") -> None:
     """An answer, or a refusal in OpenAI's shape that is short and keeps our secrets."""
     if answer.status in (200, 204):
         return
+    if answer.status == 307:  # from where a browser begins
+        assert answer.headers[b"location"] == b"/console"
+        return
     assert answer.status in REFUSALS, (answer.status, answer.body[:500])
     if not answer.body:  # to HEAD
         return
