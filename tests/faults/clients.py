@@ -12,7 +12,7 @@ from ray import serve
 
 from deployments.app import APP_NAME
 from deployments.generation import Generation, GenerationId
-from dflash_core.errors import ContextLengthExceeded
+from dflash_core.errors import ContextLengthExceeded, InvalidRequest
 from dflash_core.request import Sampling
 from tests.faults.application import KEYS, Application
 from tests.faults.report import Row
@@ -21,6 +21,7 @@ from tests.faults.traffic import QUESTIONS, References, Traffic
 
 ERROR_FIELDS = {"message", "type", "param", "code"}
 FREED_S = 2.0  # the next round, and what it takes to ask
+DEADLINE_S = 3.0  # of an answer that takes longer
 LONG = Question("Write a Python function that adds two numbers.", 2000)
 BAD_BODIES: tuple[Any, ...] = (
     b"{",
@@ -36,14 +37,19 @@ BAD_BODIES: tuple[Any, ...] = (
 
 
 async def clients_leave(app: Application, references: References) -> Row:
-    """A closed socket and a cancelled call in mid-answer, and one of each that still waits for a place."""
-    row = Row("clients leave, running and queued")
+    """A passed deadline; sockets closed and calls cancelled in mid-answer, and one of each in the queue."""
+    row = Row("clients leave, running and queued; a deadline passes")
     async with (
         Traffic(app, references, num_http=2, num_rpc=0) as traffic,
         HttpClient(app.url, KEYS[1]) as http,
         RpcClient(app.rpc_address, KEYS[1]) as rpc,
     ):
         await traffic.flow(2.0)
+        late = await rpc.stream(LONG, Heard(LONG), timeout_s=DEADLINE_S)
+        ended = (late.error, late.num_tokens > 0)
+        row.require(ended == ("deadline_exceeded", True), f"a deadline passed, and the client had {ended}")
+        is_gone = await _seconds_until(lambda: app.health()["running"] <= 2, late.ended, 10.0)
+        row.require_within(is_gone, FREED_S, "a row is freed at its deadline")
         leavers = [Heard(LONG) for _ in range(app.num_rows)]  # beside two others: two of them must wait
         reading = [
             asyncio.create_task((http, rpc)[number % 2].stream(LONG, heard))
@@ -102,22 +108,27 @@ def _num_there(app: Application) -> int:
 
 
 async def row_fails(app: Application, references: References) -> Row:
-    """A row whose context would overflow, past the edge's own check: it alone ends, with its own error."""
-    row = Row("a row fails (context full)")
+    """Rows that cannot be played, past the edge's own checks: they alone end, each with its own error."""
+    row = Row("a row fails (context full, bad grammar)")
     async with Traffic(app, references) as traffic:
         await traffic.flow(1.0)
         struck = time.monotonic()
-        error = await asyncio.to_thread(_ask_too_much)
+        full = await asyncio.to_thread(_error_of, max_tokens=10**6)
         row.detection_s = time.monotonic() - struck
-        row.require(isinstance(error, ContextLengthExceeded), f"ended with {error!r}")
+        row.require(isinstance(full, ContextLengthExceeded), f"a full context ended with {full!r}")
+        wrong = await asyncio.to_thread(_error_of, grammar="start: nothing")
+        is_told = isinstance(wrong, InvalidRequest) and "unknown name" in str(wrong)
+        row.require(is_told, f"a bad grammar ended with {wrong!r}")
     row.num_lost, row.num_errors = traffic.num_lost, len(traffic.errors)
     row.require(not row.num_lost and not row.num_errors, "neighbours were disturbed")
     return row
 
 
-def _ask_too_much() -> Exception | None:
-    name = GenerationId(f"too-much-{time.monotonic()}")
-    generation = Generation(name, "demo", (1, 2, 3), 10**6, Sampling(), frozenset(), (), 60.0)
+def _error_of(max_tokens: int = 20, grammar: str | None = None) -> Exception | None:
+    name = GenerationId(f"fails-{time.monotonic()}")
+    generation = Generation(
+        name, "demo", (1, 2, 3), max_tokens, Sampling(), frozenset(), (), 60.0, grammar=grammar
+    )
     response = serve.get_app_handle(APP_NAME).options(stream=True).generate.remote(generation)
     try:
         for _ in cast(Any, response):

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from tests.faults.application import KEYS, Application
 from tests.faults.report import Row
-from tests.faults.streams import Heard, HttpClient
+from tests.faults.streams import Heard, HttpClient, RpcClient
 from tests.faults.traffic import QUESTIONS, References
 
 TIMES = 4
+RPC_EVERY = 4  # request of the flood, the others are HTTP
 FLOOD_S = 60.0
 CALM_S = 20.0
 SETTLED_S = 4.0  # until every row plays
@@ -85,7 +86,14 @@ def _judge_refusals(row: Row, app: Application, flood: _Flood) -> None:
         return
     late = statistics.quantiles(seconds, n=100)[98]
     row.detection_s = late
-    row.notes.append(f"429s: {len(seconds)}, median {1000 * statistics.median(seconds):.0f} ms")
+    advised = [heard for heard in flood.refused if heard.retry_after_s]
+    row.require(
+        len(advised) == len(seconds), f"{len(seconds) - len(advised)} were not told when to come again"
+    )
+    num_rpc = sum(heard.is_rpc for heard in flood.refused)
+    row.require(0 < num_rpc < len(seconds), f"{num_rpc} of {len(seconds)} were refused over gRPC")
+    median = statistics.median(seconds)
+    row.notes.append(f"429s: {len(seconds)}, {num_rpc} of them over gRPC, median {1000 * median:.0f} ms")
     row.require_within(late, REFUSED_S, "99th percentile of a refusal")
     row.notes.append(f"{len(flood.displaced)} of the queue made room")
     bound = app.settings.max_queue
@@ -112,7 +120,7 @@ async def _at_capacity(app: Application, seconds: float) -> list[Heard]:
 
 
 async def _flood(app: Application, rate: float, seconds: float) -> tuple[_Flood, list[Heard]]:
-    """Requests at a steady rate, whatever becomes of them."""
+    """Requests at a steady rate over HTTP and gRPC, whatever becomes of them."""
     flood, polite = _Flood(), []
     end = time.monotonic() + seconds
 
@@ -128,13 +136,14 @@ async def _flood(app: Application, rate: float, seconds: float) -> tuple[_Flood,
                 question = QUESTIONS[len(polite) % len(QUESTIONS)]
                 polite.append(await client.stream(question, Heard(question)))
 
-    async with HttpClient(app.url, KEYS[1]) as client:
+    async with HttpClient(app.url, KEYS[1]) as http, RpcClient(app.rpc_address, KEYS[1]) as rpc:
         others = [asyncio.create_task(look()), asyncio.create_task(ask_politely())]
         tasks: list[asyncio.Task[Heard]] = []
         number, began = 0, time.monotonic()
         while time.monotonic() < end:
             question = QUESTIONS[number % len(QUESTIONS)]
             flood.heard.append(Heard(question))
+            client = rpc if number % RPC_EVERY == 0 else http
             tasks.append(asyncio.create_task(client.stream(question, flood.heard[-1])))
             number += 1
             await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
