@@ -203,6 +203,11 @@ class DeskMachine(RuleBasedStateMachine):
             assert has_half or num_queued + count > MAX_QUEUE, "refused while there was room"
             assert has_half or surplus < count, "refused while others held more than their share"
 
+    @rule(number=st.integers(2, MAX_ROWS + MAX_QUEUE), name=st.sampled_from(NAMES))
+    def ask_for_much(self, number: int, name: str) -> None:
+        for _ in range(number):
+            self.ask(40, name, 1, "ordinary")
+
     def new_client(self, max_tokens: int, name: str, count: int, kind: Kind) -> Client:
         asked = request(next(self.numbers), max_tokens, client=name)
         deadline_s = 0.005 if kind == "is late" else asked.deadline_s
