@@ -1,14 +1,18 @@
 """Two real clusters on one machine: B plays the embedded pair, and A has nothing but B as a remote lane.
 
     python -m tests.benchmarks.two_clusters
+    python -m tests.benchmarks.two_clusters --only slow --delay-ms 0,50,200
 
 Asks both the same, in streams, and compares token ids; kills B's target in the middle of an answer; stops B
-and asks A; starts B again and asks A. Prints what each took; fails if a token differs or a promise breaks.
+and asks A; starts B again and asks A. ``slow`` puts a relay between them, by which everything comes so much
+later, each way. Prints what each took; fails if a token differs or a promise breaks.
 """
 
 import argparse
+import asyncio
 import json
 import os
+import queue
 import signal
 import statistics
 import subprocess
@@ -17,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,7 @@ import httpx2
 import psutil
 
 from tests.deployments.conftest import free_port
+from tests.deployments.relay import Relay, relay_to
 
 START_S, STOP_S, ANSWER_S = 150.0, 60.0, 120.0
 REFUSED_S = 15.0  # a clear answer comes within so long where there is no lane
@@ -252,18 +257,55 @@ def lose_cluster(checks: Checks, a: Cluster, b: Cluster) -> None:
     )
 
 
+def slow_link(checks: Checks, a: Cluster, b: Cluster, relay: Relay, delays: list[int], repeat: int) -> None:
+    """The same chats at A, by a link that is longer each time."""
+    references = [ask(b, question, 120).ids for question in QUESTIONS]
+    for delay in delays:
+        relay.delay_s = delay / 1000
+        ask(a, QUESTIONS[0], 8)  # whoever opens the connection does not count
+        answers = [[ask(a, question, 120) for question in QUESTIONS] for _ in range(repeat)]
+        equal = all([answer.ids for answer in round_] == references for round_ in answers)
+        flat = [answer for round_ in answers for answer in round_]
+        first, rate = [1e3 * answer.times[0] for answer in flat], [answer.rate for answer in flat]
+        words = f"first token {spread(first)} ms, then {spread(rate)} tokens a second, {len(flat)} chats"
+        checks.say(f"{delay} ms each way: {words}, {'equal' if equal else 'not equal'}", holds=equal)
+
+
 @contextmanager
-def two_clusters(folder: Path) -> Iterator[tuple[Cluster, Cluster]]:
-    """A and B; they are gone afterwards."""
-    b = Cluster("b", folder, {"calibration_s": 3, "probe_s": 3, "max_rows": 4})
-    lanes = {"local_lanes": False, "remote_lanes": [f"127.0.0.1:{b.ports['grpc_port']}"], "max_rows": 4}
-    a = Cluster("a", folder, lanes)
+def relayed(port: int) -> Iterator[Relay]:
+    """A relay to the port, on a thread of its own."""
+    opened: queue.Queue[tuple[Relay, asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
+
+    async def relay_until_told() -> None:
+        is_over = asyncio.Event()
+        async with relay_to(port) as relay:
+            opened.put((relay, asyncio.get_running_loop(), is_over))
+            await is_over.wait()
+        await asyncio.sleep(0.2)  # connections that were broken off come to their ends
+
+    thread = threading.Thread(target=lambda: asyncio.run(relay_until_told()))
+    thread.start()
+    relay, loop, is_over = opened.get(timeout=10)
     try:
-        print(f"B ready after {b.start():.0f} s, A after {a.start():.0f} s", flush=True)
-        yield a, b
+        yield relay
     finally:
-        a.stop()
-        b.stop()
+        loop.call_soon_threadsafe(is_over.set)
+        thread.join()
+
+
+@contextmanager
+def two_clusters(folder: Path, *, is_relayed: bool) -> Iterator[tuple[Cluster, Cluster, Relay | None]]:
+    """A and B, and what is between them; they are gone afterwards."""
+    with ExitStack() as stack:
+        b = Cluster("b", folder, {"calibration_s": 3, "probe_s": 3, "max_rows": 4})
+        relay = stack.enter_context(relayed(b.ports["grpc_port"])) if is_relayed else None
+        port = b.ports["grpc_port"] if relay is None else relay.port
+        lanes = {"local_lanes": False, "remote_lanes": [f"127.0.0.1:{port}"], "max_rows": 4}
+        a = Cluster("a", folder, lanes)
+        stack.callback(b.stop)
+        stack.callback(a.stop)
+        print(f"B ready after {b.start():.0f} s, A after {a.start():.0f} s", flush=True)
+        yield a, b, relay
 
 
 def main() -> int:
@@ -272,7 +314,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeat", type=int, default=2, help="of the comparison")
-    parser.add_argument("--only", default="equal,target,cluster", help="which parts, with commas")
+    parser.add_argument(
+        "--only", default="equal,target,cluster", help="which parts, with commas; slow is one"
+    )
+    parser.add_argument("--delay-ms", default="0,50,200", help="of the slow part, each way, with commas")
     options = parser.parse_args()
     parts = options.only.split(",")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and take all of it down
@@ -280,7 +325,7 @@ def main() -> int:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
     with (
         tempfile.TemporaryDirectory(prefix="dft", dir="/tmp") as folder,
-        two_clusters(Path(folder)) as (a, b),
+        two_clusters(Path(folder), is_relayed="slow" in parts) as (a, b, relay),
     ):
         if "equal" in parts:
             compare(checks, a, b, options.repeat)
@@ -288,6 +333,8 @@ def main() -> int:
             lose_target(checks, a, b)
         if "cluster" in parts:
             lose_cluster(checks, a, b)
+        if relay is not None:
+            slow_link(checks, a, b, relay, [int(d) for d in options.delay_ms.split(",")], options.repeat)
     return int(checks.num_broken > 0)
 
 

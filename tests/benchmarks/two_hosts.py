@@ -3,8 +3,9 @@
     sudo .venv/bin/python -m tests.benchmarks.two_hosts          # Linux, as root
 
 The head has the router and a target, the other host the drafter; the engine is the scripted one of the tests,
-so every answer is known. Requests run all the time while the cable is first left alone, then out, then slow.
-Prints what a round's exchange with the drafter takes in each state, and fails if anything was lost.
+so every answer is known. Requests run all the time while the cable is first left alone, then out, then slow,
+then long, where the kernel has netem. Prints what a round's exchange with the drafter takes in each state,
+and fails if anything was lost.
 """
 
 import argparse
@@ -59,23 +60,28 @@ class Cable:
     def __init__(self, ends: tuple[str, str]):
         self._ends = ends
 
-    def set(self, state: str) -> None:
+    def set(self, state: str) -> bool:
+        """Whether this kernel can do that."""
         match state.split():
             case ["out"]:
                 ip("-n", self._ends[1], "link", "set", f"v{self._ends[1]}", "down")
             case ["in"]:
                 ip("-n", self._ends[1], "link", "set", f"v{self._ends[1]}", "up")
             case ["slow", rate]:  # both ways; tbf holds back what is over the rate
-                for end in self._ends:
-                    words = ["root", "tbf", "rate", rate, "burst", "16k", "latency", "400ms"]
-                    self._tc(end, "add", *words)
+                return self._shape("tbf", "rate", rate, "burst", "16k", "latency", "400ms")
+            case ["long", delay]:
+                return self._shape("netem", "delay", delay)
             case ["quick"]:
                 for end in self._ends:
                     self._tc(end, "del", "root")
+        return True
 
-    def _tc(self, end: str, verb: str, *words: str) -> None:
+    def _shape(self, *words: str) -> bool:
+        return all(self._tc(end, "add", "root", *words) for end in self._ends)
+
+    def _tc(self, end: str, verb: str, *words: str) -> bool:
         command = ["ip", "netns", "exec", end, "tc", "qdisc", verb, "dev", f"v{end}", *words]
-        subprocess.run(command, check=True)
+        return subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -154,11 +160,14 @@ def play(options: argparse.Namespace) -> None:
     router = serve.get_deployment_handle("Router", APP_NAME)
     steps = [("cable in", "", 6.0), ("cable out", "out", 6.0), ("in again", "in", 8.0)]
     steps += [("slow", f"slow {options.rate}", 8.0), ("quick again", "quick", 5.0)]
+    steps += [("long", f"long {options.delay}", 8.0), ("short again", "quick", 5.0)]
     print(f"{'':12} {'rounds':>7} {'draft ms':>9} {'drafts a row-round':>19} {'failures':>9}", flush=True)
     for name, state, seconds in steps:
         if state:
             print(json.dumps({"cable": state}), flush=True)
-            sys.stdin.readline()
+            if not json.loads(sys.stdin.readline()):
+                print(f"{name:12} {state}: not in this kernel", flush=True)
+                continue
         before = figures(router)
         time.sleep(seconds)
         after = figures(router)
@@ -222,6 +231,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rate", default="400kbit", help="of the slow cable, as tc writes it")
+    parser.add_argument("--delay", default="20ms", help="of the long cable, one way, as tc writes it")
     parser.add_argument("--inside", action="store_true", help="be the program on the head")
     options = parser.parse_args()
     if options.inside:
@@ -246,15 +256,16 @@ def main() -> None:
 def conduct(ends: tuple[str, str], folder: Path, options: argparse.Namespace) -> int:
     """Run the program on the head, and move the cable as it says."""
     cable = Cable(ends)
-    words = ["ip", "netns", "exec", ends[0], sys.executable, "-m", MODULE, "--inside", "--rate", options.rate]
+    words = ["ip", "netns", "exec", ends[0], sys.executable, "-m", MODULE, "--inside"]
+    words += ["--rate", options.rate, "--delay", options.delay]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen(words, env=environment(folder), cwd=ROOT, **pipes)
     assert process.stdout is not None
     assert process.stdin is not None
     for line in process.stdout:
         if line.startswith('{"cable"'):
-            cable.set(json.loads(line)["cable"])
-            process.stdin.write("\n")
+            is_done = cable.set(json.loads(line)["cable"])
+            process.stdin.write(f"{json.dumps(is_done)}\n")
             process.stdin.flush()
         else:
             print(line, end="", flush=True)
