@@ -56,7 +56,8 @@ def build(args: "Mapping[str, Any] | Settings") -> Application:
 def assemble(settings: Settings, engine: Engine) -> Application:
     """Bind the deployments over an engine."""
     places = settings.placement
-    # Replicas have no use for the placement; without it, a change of replica counts restarts nobody.
+    # Replicas have no use for the placement; without it, a change of replica counts restarts nobody, but on
+    # Linux unless ``blas_threads`` is given: lanes share the cores out.
     bare = settings.model_copy(update={"placement": Placement(), "max_windows": _max_windows(settings)})
     target = _bind_target(settings, (bare, engine)) if settings.local_lanes else None
     options = _scaled(_options(settings, places.router, wants_blas=False), places.router, ROUTER_LOAD)
@@ -144,7 +145,7 @@ def _environment(settings: Settings, wants_blas: bool) -> dict[str, str]:
     if sys.platform == "linux":  # or malloc returns every large message's memory, and faults it in again
         variables["MALLOC_MMAP_THRESHOLD_"] = str(64 * 2**20)
         variables["MALLOC_TRIM_THRESHOLD_"] = str(256 * 2**20)
-    if wants_blas:
+    if wants_blas and sys.platform == "linux":  # Metal needs none, and other threads are other processes
         variables["OPENBLAS_NUM_THREADS"] = str(blas_threads(settings))
         variables["OMP_NUM_THREADS"] = variables["OPENBLAS_NUM_THREADS"]
     return variables
