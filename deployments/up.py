@@ -6,9 +6,10 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import Any
 
 from deployments.cluster import hushed, joined_cluster, own_cluster
 from deployments.endpoints import endpoints
@@ -17,9 +18,6 @@ from deployments.listening import NEAREST, bind_fault, everywhere, host_port
 from deployments.observing.following import shown as shown_logs
 from deployments.settings import Settings
 from dflash_core.errors import CheckpointError, DFlashError, Unavailable
-
-if TYPE_CHECKING:
-    from ray.serve._private.common import ReplicaState
 
 PROGRESS_PERIOD_S = 0.5
 
@@ -118,11 +116,7 @@ def _application(settings: Settings, stop: threading.Event, guest: str | None) -
 
 def _refuse_taken(name: str, route_prefix: str, *, may_replace: bool) -> None:
     """Raise Unavailable if another application has our name, or our path. Serve would tell by a trace."""
-    from ray.serve.context import _get_global_client
-
-    client = _get_global_client()
-    assert client is not None  # or it would have raised
-    applications = client.get_serve_details()["applications"]
+    applications = _applications()
     if name in applications and not may_replace:
         raise Unavailable(f'an application named "{name}" runs on this cluster already')
     for other, details in applications.items():
@@ -143,16 +137,13 @@ def _drain(timeout_s: float) -> None:
 @contextmanager
 def _progress(app_name: str, stop: threading.Event) -> Iterator[None]:
     """Say how far each deployment is; a stop signal while loading ends the wait."""
-    from ray import serve
-
     is_done = threading.Event()
 
     def watch() -> None:
         said = ""
         while not is_done.wait(PROGRESS_PERIOD_S):
-            app = serve.status().applications.get(app_name)
-            states = app.deployments.items() if app is not None else ()
-            line = ", ".join(f"{name} {_state(d.replica_states)}" for name, d in sorted(states))
+            deployments = _applications().get(app_name, {}).get("deployments", {})
+            line = ", ".join(f"{name} {_state(d['replicas'])}" for name, d in sorted(deployments.items()))
             if line and line != said:
                 said = line
                 _say(f"loading: {line}")
@@ -169,8 +160,22 @@ def _progress(app_name: str, stop: threading.Event) -> Iterator[None]:
         watcher.join()
 
 
-def _state(replicas: "Mapping[ReplicaState, int]") -> str:
-    return " ".join(f"{count} {name.lower()}" for name, count in sorted(replicas.items())) or "waiting"
+def _applications() -> dict[str, Any]:
+    """Serve's account of them, as plain data.
+
+    ``serve.status`` would make configurations of it, which two threads may not do at once (Ray registers a
+    module for each), and the other one is in ``serve.run``.
+    """
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client()
+    assert client is not None  # or it would have raised
+    return client.get_serve_details()["applications"]
+
+
+def _state(replicas: Sequence[Mapping[str, str]]) -> str:
+    counts = Counter(replica["state"] for replica in replicas)
+    return " ".join(f"{count} {name.lower()}" for name, count in sorted(counts.items())) or "waiting"
 
 
 def _failure(app_name: str) -> DFlashError:
