@@ -11,7 +11,7 @@ import pytest
 from grpc import StatusCode
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve._private.common import ReplicaState
+from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
@@ -288,8 +288,10 @@ def _placed(place: Place) -> Settings:
 
 def _num_stopping(deployment: str) -> int:
     """Replicas that drain."""
-    states = serve.status().applications[APP_NAME].deployments[deployment].replica_states
-    return states.get(ReplicaState.STOPPING, 0)
+    client = _get_global_client()  # not ``serve.status``, which must not run beside ``serve.run``
+    assert client is not None
+    details = client.get_serve_details()["applications"][APP_NAME]["deployments"][deployment]
+    return sum(replica["state"] == "STOPPING" for replica in details["replicas"])
 
 
 def _assert_leaves(leaver: Client, stays: Client, log: RoundLog) -> None:
