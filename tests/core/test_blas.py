@@ -17,8 +17,9 @@ Prepare = Callable[[], blas.BlasReport]
 
 
 @pytest.fixture
-def prepare(monkeypatch: pytest.MonkeyPatch) -> Prepare:
+def prepare(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Prepare:
     """The uncached function, as if on Linux with everything in place and MLX not yet imported."""
+    caplog.set_level(logging.WARNING, "dflash_core.blas")  # the doctor silences it in its process
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", lambda name, mode: object())
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")

@@ -109,7 +109,7 @@ def test_a_known_route_that_is_not_served_says_why(client: httpx2.Client, method
 
 
 def test_an_unknown_route_gives_no_reason(client: httpx2.Client):
-    for path in ("/v1", "/v1/nothing", "/v1/embeddings2", "//"):
+    for path in ("/v1", "/v1/nothing", "/v1/embeddings2"):
         assert client.post(path).json()["error"]["message"].startswith("Unknown route")
 
 
