@@ -266,7 +266,7 @@ def test_an_application_is_drained_before_its_routes_go(
     draining.join(30)
     assert ended == [True]
     assert running.join(5).is_complete
-    deploy(SETTINGS)  # others may come
+    deploy(log=round_log)  # what others find
 
 
 def _answers(deployment: str) -> bool:

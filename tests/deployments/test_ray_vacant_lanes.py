@@ -7,7 +7,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.app import APP_NAME, assemble
 from deployments.generation import Ended
 from deployments.settings import Place, Placement
-from tests.deployments.fake_engine import BLOCK, FakeEngine
+from tests.deployments.fake_engine import BLOCK, FakeEngine, RoundLog
 from tests.deployments.ray_client import SETTINGS, Client, deploy, generation, wait_until
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300), pytest.mark.ray]
@@ -30,7 +30,9 @@ def share_drafted(client: Client) -> float:
     return ended.usage.accepted / (ended.usage.completion_tokens * (BLOCK - 1) / BLOCK)
 
 
-def test_a_queue_brings_a_second_lane_and_its_end_takes_it_away(fake_app: DeploymentHandle) -> None:
+def test_a_queue_brings_a_second_lane_and_its_end_takes_it_away(
+    fake_app: DeploymentHandle, round_log: RoundLog
+) -> None:
     placement = Placement(target=ONE_OR_TWO, drafter=ONE_OR_TWO)
     settings = SETTINGS.model_copy(
         update={"placement": placement, "max_queue": 8, "request_timeout_s": 120.0}
@@ -65,4 +67,4 @@ def test_a_queue_brings_a_second_lane_and_its_end_takes_it_away(fake_app: Deploy
     assert all(client.join().is_complete for client in kept)
     assert all(len(client.windows) == 1 for client in kept)
     assert all(share_drafted(client) > 0.9 for client in kept)
-    deploy(SETTINGS)  # others may come
+    deploy(log=round_log)  # what others find
