@@ -192,7 +192,9 @@ def test_a_lost_inbox_is_replaced(fake_app: DeploymentHandle) -> None:
 def test_an_upgrade_under_open_windows_loses_nothing_and_who_leaves_is_gone(
     fake_app: DeploymentHandle, slow: RoundLog
 ) -> None:
-    before = [Client(generation(max_tokens=1200 + number)).start(fake_app) for number in range(4)]
+    before = [
+        Client(generation(max_tokens=800 + number, deadline_s=120.0)).start(fake_app) for number in range(4)
+    ]
     wait_until(lambda: all(client.windows for client in before))
     leaver, *stay = before
     with ThreadPoolExecutor(1) as pool:
@@ -200,7 +202,7 @@ def test_an_upgrade_under_open_windows_loses_nothing_and_who_leaves_is_gone(
         wait_until(lambda: _num_stopping("Router") and _num_stopping("Target"))
         _assert_leaves(leaver, stay[0], slow)
         assert _num_stopping("Target")
-        slow.set_pace(0.02)
+        slow.set_pace(0.005)  # they end well within what a stopping replica is given
         again = upgrade.result(90)
     after = [Client(generation(max_tokens=80)).start(again) for _ in range(3)]
     assert all(client.join().is_complete for client in [*stay, *after])
