@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deployments.memory_limit import Limit, find_limit, find_wired, gib, wired_advice
-from dflash_core.checkpoints import TargetSpec, read_drafter_spec
+from dflash_core.checkpoints import read_drafter_spec
 from dflash_core.checkpoints.dtypes import FLOATS
 from dflash_core.checkpoints.packing import stays_packed, unpacked_bytes
 from dflash_core.checkpoints.safetensors_header import TensorEntry
 from dflash_core.checkpoints.target_config import read_target_files
 from dflash_core.checkpoints.target_tensors import EMBEDDING, HEAD, text_tensors
-from dflash_core.checkpoints.weight_files import WeightFiles, read_weight_files
+from dflash_core.checkpoints.weight_files import read_weight_files
 from dflash_core.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -112,14 +112,20 @@ def read_pair(target: Path, drafter: Path | None, *, rows: int, max_context: int
 
     spec, files = read_target_files(target)
     dtype = activation_dtype(spec.dtype, None, is_quantized=spec.quantization is not None)
+    tensors = text_tensors(files.tensors)
+    packed = stays_packed(spec, tensors)  # asked once: what is free changes
+    shared = {n: entry for n, entry in tensors.items() if n.startswith((f"{EMBEDDING}.", f"{HEAD}."))}
+    target_bytes, shared_bytes = (
+        _bytes(part, dtype.size) if packed else unpacked_bytes(spec, part) for part in (tensors, shared)
+    )
     drafter_bytes = borrowed_bytes = 0
     drafter_row = None
     if drafter is not None:
         drafter_row = drafter_cache_shape(read_drafter_spec(drafter, spec), dtype)
         drafter_bytes = _bytes(read_weight_files(drafter).tensors, dtype.size)
-        borrowed_bytes = _target_bytes(spec, files, dtype.size, (f"{EMBEDDING}.", f"{HEAD}."))
+        borrowed_bytes = shared_bytes
     return Pair(
-        target_bytes=_target_bytes(spec, files, dtype.size),
+        target_bytes=target_bytes,
         target_row=target_cache_shape(spec, dtype),
         drafter_bytes=drafter_bytes,
         borrowed_bytes=borrowed_bytes,
@@ -173,16 +179,6 @@ def _row_part(name: str, shape: "CacheShape", rows: int, tokens: int) -> Part:
 
     words = f"{name}: {rows} of {tokens} tokens"
     return Part(words, rows * shape.bytes_per_row(bucket_capacity(tokens)))
-
-
-def _target_bytes(
-    spec: TargetSpec, files: WeightFiles, float_bytes: int, prefixes: tuple[str, ...] = ("",)
-) -> int:
-    """Bytes of a target in memory, or of the part of it whose names begin with a prefix."""
-    tensors = text_tensors(files.tensors)
-    if not stays_packed(spec, tensors):
-        return unpacked_bytes(spec, tensors, prefixes)
-    return _bytes({n: entry for n, entry in tensors.items() if n.startswith(prefixes)}, float_bytes)
 
 
 def _bytes(tensors: Mapping[str, TensorEntry], float_bytes: int) -> int:

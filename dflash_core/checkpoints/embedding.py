@@ -51,9 +51,7 @@ def load_embedding_and_head(
     embedding = _load_module(files, EMBEDDING, spec, chosen)
     head = None if spec.tie_word_embeddings else _load_module(files, HEAD, spec, chosen)
     loaded = EmbeddingAndHead(embedding, head, spec, chosen)
-    if packed is None:
-        packed = stays_packed(spec, text_tensors(files.tensors))
-    return loaded if packed else _unpacked(loaded)
+    return loaded if stays_packed(spec, text_tensors(files.tensors), packed) else _unpacked(loaded)
 
 
 def _unpacked(loaded: EmbeddingAndHead) -> EmbeddingAndHead:

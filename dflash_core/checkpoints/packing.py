@@ -16,24 +16,27 @@ SHARE: Final = 0.5  # of the memory that is free, that unpacked weights may take
 _FLOAT32: Final = 4
 
 
-def stays_packed(spec: TargetSpec, tensors: Mapping[str, TensorEntry]) -> bool:
-    """Whether a target's packed weights are computed with as they are here. True if none is packed."""
+def stays_packed(spec: TargetSpec, tensors: Mapping[str, TensorEntry], requested: bool | None = None) -> bool:
+    """Whether a target's packed weights are computed with as they are here. True if none is packed.
+
+    ``requested`` overrides that.
+    """
     import mlx.core as mx
 
+    if requested is not None:
+        return requested
     if spec.quantization is None or mx.default_device().type == mx.DeviceType.gpu:
         return True
     return unpacked_bytes(spec, tensors) > SHARE * free_bytes()
 
 
-def unpacked_bytes(
-    spec: TargetSpec, tensors: Mapping[str, TensorEntry], prefixes: tuple[str, ...] = ("",)
-) -> int:
-    """Bytes in float32 of the tensors whose names begin with a prefix."""
+def unpacked_bytes(spec: TargetSpec, tensors: Mapping[str, TensorEntry]) -> int:
+    """Bytes of a target's tensors, or of a part of them, in float32."""
     total = 0
     for name, entry in tensors.items():
         base, _, part = name.rpartition(".")
         is_packed = f"{base}.scales" in tensors
-        if name.startswith(prefixes) and not (is_packed and part in ("weight", "biases")):
+        if not (is_packed and part in ("weight", "biases")):
             group_size = spec.quantization.group_size if spec.quantization and part == "scales" else 1
             total += _FLOAT32 * group_size * math.prod(entry.shape)
     return total

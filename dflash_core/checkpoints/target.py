@@ -44,9 +44,7 @@ def load_target(path: Path, *, dtype: "mx.Dtype | None" = None, packed: bool | N
     chosen = activation_dtype(spec.dtype, dtype, is_quantized=spec.quantization is not None)
     model = _build(path, spec)
     _cast(model, chosen, path)
-    if packed is None:
-        packed = stays_packed(spec, text_tensors(files.tensors))
-    if not packed:
+    if not stays_packed(spec, text_tensors(files.tensors), packed):
         unpack(model)
     return LoadedTarget(model, spec, chosen)
 

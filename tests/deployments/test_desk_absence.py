@@ -41,17 +41,23 @@ async def lost(stage: FleetingStage, d: Desk) -> None:
     told(d)
 
 
+async def playing(max_queue: int) -> tuple[FleetingStage, Desk, list["asyncio.Task[list[Event]]"]]:
+    """Four rows on the lane of a desk, which is full."""
+    stage = FleetingStage()
+    d = desk(stage, max_rows=4, max_queue=max_queue)
+    told(d, "lane")
+    rows = ask(d, *[request(i, 300) for i in range(4)])
+    await asyncio.sleep(0.05)
+    return stage, d, rows
+
+
 def num_refused(answers: list["asyncio.Task[list[Event]]"]) -> int:
     return sum(answer.done() and isinstance(answer.exception(), QueueFull) for answer in answers)
 
 
 def test_rows_that_wait_for_their_target_count_against_the_queue() -> None:
     async def work() -> None:
-        stage = FleetingStage()
-        d = desk(stage, max_rows=4, max_queue=6)
-        told(d, "lane")
-        moved = ask(d, *[request(i, 300) for i in range(4)])
-        await asyncio.sleep(0.05)
+        stage, d, moved = await playing(max_queue=6)
         assert (d.num_running, d.num_waiting) == (4, 0)
         stage.is_there.clear()
         await asyncio.sleep(0.2)  # their call is under way again, and the loss is not known yet
@@ -73,11 +79,7 @@ def test_rows_that_wait_for_their_target_count_against_the_queue() -> None:
 
 def test_rows_that_lost_their_target_are_the_first_that_it_has_back_and_no_more_than_it_holds() -> None:
     async def work() -> None:
-        stage = FleetingStage()
-        d = desk(stage, max_rows=4, max_queue=8)
-        told(d, "lane")
-        moved = ask(d, *[request(i, 300) for i in range(4)])
-        await asyncio.sleep(0.05)
+        stage, d, moved = await playing(max_queue=8)
         await lost(stage, d)
         new = ask(d, *[request(10 + i, 50) for i in range(4)])
         await asyncio.sleep(5)
